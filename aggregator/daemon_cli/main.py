@@ -18,7 +18,7 @@ from aggregator.config import repair
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.config.unreleased_files import damaged_files, unreleased_files
 from aggregator.configfile.yaml_source import Key, read
-from aggregator.daemon_cli import policy, replay
+from aggregator.daemon_cli import policy
 from aggregator.daemon_cli.file_check import unusable_alert_files, unusable_files
 from aggregator.daemon_cli.subcommand import add_command
 from aggregator.ingest import grpc_env
@@ -281,5 +281,4 @@ def parser() -> argparse.ArgumentParser:
     schema.set_defaults(command=_schema)
 
     policy.add_to(commands)
-    replay.add_history(commands)
     return whole

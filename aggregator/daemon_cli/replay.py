@@ -1,4 +1,4 @@
-"""``sickbay-aggregator policy replay`` and ``history export``: the recorded past, evaluated again.
+"""``sickbay-aggregator policy replay``: the recorded past, evaluated again.
 
 Exit codes of a replay are those of diff: 0 for no difference, 1 for a difference, 2 for a record
 that can't be replayed.
@@ -8,8 +8,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,23 @@ def add_replay(about: Any) -> None:
         "Exit code: 0 no incident would differ, 1 an incident would, 2 an error.",
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="the changed rules")
-    _add_source(replay)
-    add_value(replay, "--record", "FILE", "read a file of 'history export' instead", Path)
+    add_value(
+        replay,
+        "--config",
+        "FILE",
+        f"the aggregator's configuration, for its history (default: {_CONFIG})",
+        Path,
+        _CONFIG,
+    )
+    add_value(replay, "--node", "NAME", "only of this node")
+    add_value(
+        replay,
+        "--since",
+        "DURATION",
+        "of so long a time until now, such as 7d (default: 28d)",
+        _duration,
+        _SINCE,
+    )
     add_value(
         replay,
         "--against",
@@ -71,37 +85,6 @@ def add_replay(about: Any) -> None:
     replay.set_defaults(command=_replay, trouble=TROUBLE)
 
 
-def add_history(commands: Any) -> None:
-    """Add ``history`` and its subcommands."""
-    history = add_command(commands, "history", "export the recorded history")
-    about = history.add_subparsers(required=True, metavar="COMMAND")
-    export = add_command(
-        about, "export", "write the agents' reports as lines of JSON, for policy replay --record"
-    )
-    _add_source(export)
-    export.set_defaults(command=_export, trouble=TROUBLE)
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    add_value(
-        parser,
-        "--config",
-        "FILE",
-        f"the aggregator's configuration, for its history (default: {_CONFIG})",
-        Path,
-        _CONFIG,
-    )
-    add_value(parser, "--node", "NAME", "only of this node")
-    add_value(
-        parser,
-        "--since",
-        "DURATION",
-        "of so long a time until now, such as 7d (default: 28d)",
-        _duration,
-        _SINCE,
-    )
-
-
 def _duration(text: str) -> float:
     from pydantic_core import PydanticCustomError
 
@@ -113,62 +96,36 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(error.message()) from None
 
 
-def _guarded(work: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """The command, with the exit code of trouble for a record that can't be read."""
-
-    @wraps(work)
-    def guarded(options: argparse.Namespace) -> int:
-        from aggregator.history.database import HistoryError
-        from aggregator.history.replay_codec import RecordError
-
-        try:
-            return work(options)
-        except (HistoryError, NodesFileError, RecordError) as error:
-            print(f"sickbay-aggregator: {error}", file=sys.stderr)
-            return TROUBLE
-
-    return guarded
-
-
-@_guarded
-def _export(options: argparse.Namespace) -> int:
-    from aggregator.config.settings import load
-    from aggregator.history.replay_codec import since, to_line
-
-    rows = _rows(load(options.config).history, options.node)
-    for row in since(rows, time.time() - options.since):
-        print(to_line(row))
-    return SAME
-
-
-@_guarded
 def _replay(options: argparse.Namespace) -> int:
+    from aggregator.history.database import HistoryError
+    from aggregator.history.replay_codec import RecordError
+
+    try:
+        return _replayed(options)
+    except (HistoryError, NodesFileError, RecordError) as error:
+        print(f"sickbay-aggregator: {error}", file=sys.stderr)
+        return TROUBLE
+
+
+def _replayed(options: argparse.Namespace) -> int:
     from aggregator.config.settings import load
-    from aggregator.history.export_file import ExportFile
     from aggregator.history.replay_codec import by_node
     from aggregator.policy.defaults import read_policy
     from aggregator.policy.node_rules import policy_for
     from aggregator.policy.replay import compare, live, totals
 
     labels = read_labels(options.nodes) if options.nodes is not None else {}
-    pools = pools_of(load(options.config)) if options.nodes is not None else None
     changed = read_policy(options.file)
-    rules = options.against
-    rows: Iterable[Mapping[str, Any]]
-    if options.record is not None:
-        record = ExportFile(options.record, options.node)
-        rows, now = record.rows(), record.last
-    else:
-        config = load(options.config)
-        rules = rules or config.policy.file
-        rows, now = _rows(config.history, options.node), time.time()
-    present = read_policy(rules)
+    config = load(options.config)
+    pools = pools_of(config) if options.nodes is not None else None
+    present = read_policy(options.against or config.policy.file)
+    now = time.time()
     old: list[Episode] = []
     new: list[Episode] = []
     found: list[Difference] = []
     nodes = 0
     begin = now - options.since
-    for node, events in by_node(rows):
+    for node, events in by_node(_rows(config.history, options.node)):
         nodes += 1
         here = labels.get(node)
         before = _lately(live(policy_for(present, here), node, events, now), begin)
@@ -177,9 +134,8 @@ def _replay(options: argparse.Namespace) -> int:
         old += before
         new += after
     if not nodes:
-        where = options.record or "that database"
-        text = f"sickbay-aggregator: {where} has no recorded evidence to replay"
-        print(text, file=sys.stderr)
+        text = "that database has no recorded evidence to replay"
+        print(f"sickbay-aggregator: {text}", file=sys.stderr)
         return TROUBLE
     found.sort(key=lambda one: (not one.shown.acts, one.shown.began))
     sums = totals(old, now), totals(new, now)

@@ -54,8 +54,7 @@ class Page(NamedTuple):
 class Database:
     """The database at ``url`` (an SQLAlchemy URL). Opened by the first call that needs it.
 
-    ``application`` is the client name that a server is given; ``reads``: the caller never writes,
-    and a file may be where no process can write.
+    ``application`` is the client name that a server is given; ``reads``: the caller never writes.
     """
 
     def __init__(

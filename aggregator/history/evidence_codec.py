@@ -1,7 +1,7 @@
 """The agents' evidence, as JSON that can be stored and replayed. Pure.
 
 Times are ages in seconds before the row's own time, so that a row is complete by itself, on any
-clock. docs/policy.md documents the form for owners: `sickbay-aggregator history export` writes it.
+clock.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
-"""Recorded rows as events of a replay, and as lines of JSON for export. Pure."""
+"""Recorded rows as events of a replay. Pure."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -49,46 +48,3 @@ def _decode_event(row: Mapping[str, Any]) -> Word:
         what = f"{row['node']} at {at}: {type(error).__name__}: {error}"
         raise RecordError(f"{what}; expected a record that this version has written") from error
     raise RecordError(f"{row['node']} at {at}: no kind of evidence is {row['kind']!r}")
-
-
-def since(rows: Iterable[Mapping[str, Any]], at: float) -> Iterator[Mapping[str, Any]]:
-    """The rows after ``at``, and of the earlier rows the base that each node's later rows
-    build on.
-    """
-    for _, its in groupby(rows, key=lambda row: str(row["node"])):
-        story: list[Mapping[str, Any]] = []
-        for row in its:
-            if row["kind"] == BASE and row["at"] <= at:
-                story = story[-1:]  # the greeting that came with it
-            story.append(row)
-        if story[-1]["at"] > at:
-            yield from story
-
-
-def to_line(row: Mapping[str, Any]) -> str:
-    """A row as one line of JSON; its ``at`` is wall clock seconds since the epoch."""
-    record = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
-    if row.get("replica"):
-        record["replica"] = row["replica"]
-    return json.dumps(record, separators=(",", ":"))  # ASCII, whatever the terminal's encoding is
-
-
-def from_line(line: bytes | str, where: str) -> dict[str, Any] | None:
-    """A line as a row, or None if it is empty. Raises `RecordError` where it is not one of our
-    rows.
-    """
-    if not line.strip():
-        return None
-    try:
-        row = json.loads(line)
-        return {
-            "at": float(row["at"]),
-            "node": str(row["node"]),
-            "kind": str(row["kind"]),
-            "body": dict(row["body"]),
-            "replica": str(row.get("replica", "")),
-        }
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        what = "no recorded evidence" if isinstance(error, KeyError | TypeError) else "no JSON"
-        expected = "expected a line of 'sickbay-aggregator history export'"
-        raise RecordError(f"{where}: {what}; {expected}") from error

@@ -200,7 +200,6 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
         (["check", "/dev/null"], "/dev/null: can't be read: it is a device and no regular file"),
         (["explain", "--fault", "xid:79", "--policy", "/dev/null"], "it is a device and no reg"),
         (["replay", "/dev/null"], "it is a device and no regular file"),
-        (["replay", SHIPPED, "--record", "/dev/null"], "it is a device and no regular file"),
         (["replay", SHIPPED, "--config", "/dev/null"], "it is a device and no regular file"),
     ],
 )

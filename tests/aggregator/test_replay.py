@@ -3,13 +3,11 @@ database, replayed by the real command."""
 
 import asyncio
 import json
-import os
 import random
 import sqlite3
 import subprocess
 import sys
 import time
-import tracemalloc
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -23,13 +21,17 @@ from aggregator.clock import Clocks
 from aggregator.daemon_cli.main import main
 from aggregator.health.model import ClearedBy, Component, Delta, Snapshot, Status
 from aggregator.health.node import NodeHealth
+from aggregator.history.database import Database
+from aggregator.history.engine import HistoryError
 from aggregator.history.evidence_recorder import EvidenceRecorder
-from aggregator.history.export_file import ExportFile
 from aggregator.history.history import History
-from aggregator.history.replay_codec import RecordError, by_node, from_line, since, to_line
+from aggregator.history.migrate import VERSIONS
+from aggregator.history.replay_codec import by_node
+from aggregator.history.tables import evidence
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.replay import Episode, live
 from tests.aggregator.test_windows import FAILED, OK, SITE, Node, happenings, link
+from tests.support.histories import Place
 from tests.support.memory_cluster import World
 from tests.support.replica import FakeLine, Replica, Turned, fault, hello, snapshot
 
@@ -42,10 +44,8 @@ class Tape:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def put(self, node: str, kind: str, body: Mapping[str, Any]) -> None:
-        line = to_line({"at": self.clock(), "node": node, "kind": kind, "body": body})
-        row = from_line(line, "tape")  # as it comes back from a file
-        assert row is not None
-        self.rows.append(row)
+        row = {"at": self.clock(), "node": node, "kind": kind, "body": body}
+        self.rows.append(json.loads(json.dumps(row)))  # as it comes back from the database
 
 
 def replayed(tape: Tape, until: float, policy: object = SITE) -> list[Episode]:
@@ -60,9 +60,7 @@ def replayed(tape: Tape, until: float, policy: object = SITE) -> list[Episode]:
 # -- the record ------------------------------------------------------------------------------------
 
 
-def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed(
-    tmp_path: Path,
-) -> None:
+def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed() -> None:
     """The stream ended there after it had begun at another replica; or that clock is behind."""
     ill: dict[str, Any] = {"components": []}
     rows = [
@@ -80,57 +78,6 @@ def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed(
     assert node == "n1"
     assert [event.at for event in events] == [1.0, 1.0, 5.0, 5.1, 6.0]
     assert None not in [event.word for event in events]
-    # As it comes back from a file, too.
-    file = tmp_path / "record.jsonl"
-    file.write_text("\n".join(map(to_line, rows)))
-    assert [*by_node(ExportFile(file).rows())] == [(node, events)]
-
-
-def test_a_record_is_read_a_node_at_a_time_in_any_order_of_its_lines(tmp_path: Path) -> None:
-    file = tmp_path / "record.jsonl"
-    with file.open("w") as lines:  # of two replicas, one behind the other
-        for at in (2.0, 1.0):
-            for node in ("n2", "n3", "n1"):
-                for kind in ("hello", "base", *["change"] * 1000):
-                    body = {"said": "x" * 2000}
-                    print(to_line({"at": at, "node": node, "kind": kind, "body": body}), file=lines)
-                print(file=lines)
-    tracemalloc.start()
-    try:
-        record = ExportFile(file)
-        read = [(row["node"], row["at"], row["kind"]) for row in record.rows()]
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert read[:3] == [("n1", 1.0, "hello"), ("n1", 1.0, "base"), ("n1", 1.0, "change")]
-    assert [one[:2] for one in read] == sorted(one[:2] for one in read)
-    assert (len(read), record.last) == (6012, 2.0)
-    assert most < file.stat().st_size / 4
-    assert {row["node"] for row in ExportFile(file, "n3").rows()} == {"n3"}
-
-
-def test_a_record_keeps_what_people_write_whole(tmp_path: Path) -> None:
-    told = {"said": "a\u2028b\x85c\u00fc\n"}
-    file = tmp_path / "record.jsonl"
-    row = {"at": 1.0, "node": "n1", "kind": "base", "body": told}
-    # As it was written before, and as it is.
-    file.write_text(f"{json.dumps(row, ensure_ascii=False)}\n{to_line(row)}\n", "utf-8")
-    assert [row["body"] for row in ExportFile(file).rows()] == [told, told]
-    assert to_line(row).isascii()
-
-
-def test_a_file_that_is_no_record_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
-    file = tmp_path / "record.jsonl"
-    file.touch()
-    os.truncate(file, 1 << 40)
-    with pytest.raises(RecordError, match="jsonl:1: longer than 32 MiB, which no line of ours is"):
-        ExportFile(file)
-    for text in ("[" * 20_000, "\xff", "{", "\0"):
-        file.write_text(text, "latin-1")
-        with pytest.raises(RecordError, match="jsonl:1: no JSON; expected a line of 'sickbay-aggr"):
-            ExportFile(file)
-    with pytest.raises(RecordError, match="gone can't be read: No such file"):
-        ExportFile(tmp_path / "gone")
 
 
 def test_what_is_well_and_stays_so_is_no_row() -> None:
@@ -160,25 +107,6 @@ def test_a_storm_of_one_fault_is_few_rows() -> None:
         recorder.record_message("n1", Delta(faults=(fault("xid:95", count=count),)), clock())
     assert len(tape.rows) < 40
     assert tape.rows[-1]["body"]["faults"][0]["count"] > 1900
-
-
-def test_what_is_exported_since_a_time_begins_with_what_was_known_then() -> None:
-    def row(at: float, kind: str, node: str = "a") -> dict[str, Any]:
-        return {"at": at, "node": node, "kind": kind, "body": {}}
-
-    story = [
-        row(1, "hello"),
-        row(1, "base"),
-        row(5, "change"),
-        row(9, "hello"),
-        row(9, "base"),
-        row(12, "change"),
-        row(30, "change"),
-        row(2, "hello", "b"),
-        row(2, "base", "b"),
-    ]
-    assert list(since(story, 20.0)) == story[3:7]
-    assert list(since(story, 0.0)) == story
 
 
 @settings(max_examples=60, deadline=None)
@@ -372,28 +300,16 @@ def test_an_owner_replays_the_aggregators_own_history(
     assert code == 0
     assert "no incident would have been different on 1 nodes" in out
 
-    code, out, _ = command(capsys, "history", "export", *source)
-    assert code == 0
-    record_file = tmp_path / "record.jsonl"
-    record_file.write_text(out)
-    policy.write_text("rules:\n  - {name: gpu-person, action: observe}\n")
-    carried = ("policy", "replay", str(policy), "--record", str(record_file))
-    code, out, _ = command(capsys, *carried)
-    assert code == 1
-    assert "cordon becomes observe" in out
-    code, _, err = command(capsys, *carried, "--node", "elsewhere")
+    code, _, err = command(capsys, "policy", "replay", str(policy), *source, "--node", "elsewhere")
     assert (code, err) == (
         2,
-        f"sickbay-aggregator: {record_file} has no recorded evidence to replay\n",
+        "sickbay-aggregator: that database has no recorded evidence to replay\n",
     )
-    record_file.write_text('{"at": 1, "node": "a", "kind": "hello", "body": {}}\nnonsense\n')
-    code, _, err = command(capsys, *carried)
-    assert code == 2
-    assert f"{record_file}:2: " in err
-    record_file.write_text('{"at": 1, "node": "a", "kind": "hello", "body": {}}\n')
-    code, _, err = command(capsys, *carried)
-    assert code == 2
-    assert "a at 1.0: KeyError" in err
+    with closing(sqlite3.connect(tmp_path / "history.db")) as database:
+        database.execute("UPDATE evidence SET body = '{}' WHERE kind = 'hello'")
+        database.commit()
+    code, _, err = command(capsys, "policy", "replay", str(policy), *source)
+    assert (code, "KeyError: 'boot'; expected a record that" in err) == (2, True)
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE mine (a)", ""])
@@ -410,6 +326,29 @@ def test_a_command_that_reads_makes_no_tables_in_another_database(
         f'identity: {{kind: insecure-trust-hello}}\nhistory: {{database: "sqlite:///{file}"}}\n'
         'listen: {grpc: "127.0.0.1:0", web: "127.0.0.1:0"}\n'
     )
-    code, _, err = command(capsys, "history", "export", "--config", str(config))
-    assert (code, f"{file} is no history: it lacks its tables; expected" in err) == (2, True)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules: []\n")
+    code, _, err = command(capsys, "policy", "replay", str(policy), "--config", str(config))
+    assert (code, f"{file} has no tables of this version of sickbay; expected" in err) == (2, True)
     assert file.read_bytes() == before
+
+
+def test_tables_of_an_earlier_version_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    place = Place(f"sqlite:///{tmp_path / 'history.db'}")
+    place.ask(lambda database: database.recent("", 0.0, 1))
+    place.sql(f"UPDATE {VERSIONS} SET version_num = '0.9'")
+    reading = Database(f"sqlite:///{tmp_path / 'history.db'}", reads=True)
+    with pytest.raises(HistoryError, match="has no tables of this version of sickbay"):
+        list(reading.evidence())
+    assert place.sql(f"SELECT version_num FROM {VERSIONS}") == [("0.9",)]
+
+
+def test_a_history_is_read_while_it_is_written(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'history.db'}"
+    writing, reading = Database(url), Database(url, reads=True)
+    for number, node in enumerate(("older", "newer"), 1):
+        row = {"id": number, "at": 1.0, "node": node, "kind": "hello", "body": {}, "replica": ""}
+        writing.write([row], evidence)
+        assert len(list(reading.evidence())) == number
+    reading.close()
+    writing.close()
