@@ -6,7 +6,6 @@ makes no sense; 3 no verdict.
 
 import argparse
 import asyncio
-import datetime as dt
 import json
 import os
 import shlex
@@ -14,8 +13,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,8 +30,6 @@ from aggregator.bisection.model import (
 from aggregator.bisection.search import Bisection
 from aggregator.cli.actions import manual_quarantine
 from aggregator.cli.arguments import one_node_name
-from aggregator.cli.bisect_file import SearchFile, new_file, old_file
-from aggregator.cli.bisect_lines import Search, names_nodes
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.group_command import GroupCommand
@@ -52,6 +48,18 @@ DOMAIN_LABELS = ("network.topology.nvidia.com/leaf", "topology.kubernetes.io/rac
 _LIMIT, _PARALLEL = 600.0, 16
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The subject of a search. ``limit``: seconds of one test."""
+
+    nodes: list[str]
+    command: list[str]
+    limit: float
+    parallel: int
+    known_good: list[str]
+    domains: dict[str, str]
+
+
 def counted(count: int, what: str) -> str:
     """A number of things for people: "1 test", "2 tests"."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
@@ -68,17 +76,15 @@ def bisect(options: argparse.Namespace) -> None:
     if options.quarantine and not options.yes:
         require_terminal("--quarantine", dry_run=False)
     try:
-        with _file(options) as file:
-            findings = _searched(options, file)
-            path = file.path
+        findings = _searched(options, _search_of(options))
     except CommandFailed as error:
         print(f"sickbay: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(NO_VERDICT) from error
     how = flags_of(options)
     if options.output.name == "json":
-        print(json.dumps(_as_json(findings, path, how), indent=2))
+        print(json.dumps(_as_json(findings, how), indent=2))
     else:
-        for line in result_lines(findings, path, how):
+        for line in result_lines(findings, how):
             print(line)
     sys.stdout.flush()
     if options.quarantine and findings.suspects:
@@ -95,49 +101,25 @@ def bisect(options: argparse.Namespace) -> None:
 def _refuse_useless(options: argparse.Namespace) -> None:
     if options.yes and not options.quarantine:
         raise UsageError("--yes has no use without --quarantine; expected both, or none")
-    if options.domain_label and not options.selector and options.resume is None:
+    if options.domain_label and not options.selector:
         raise UsageError(
             "--domain-label has no use without --selector; expected -l LABELS, or the domains in "
             "the file of --nodes"
         )
 
 
-@contextmanager
-def _file(options: argparse.Namespace) -> Iterator[SearchFile]:
-    """The file of the search, once all that it needs is known to be there."""
-    if options.resume is not None:
-        given = {
-            "--nodes": options.nodes,
-            "--selector": options.selector,
-            "--command": options.test,
-            "--known-good": options.known_good,
-            "--parallel": options.parallel,
-            "--limit": options.limit,
-            "--domain-label": options.domain_label,
-            "--state": options.state,
-        }
-        twice = [name for name, value in given.items() if value]
-        if twice:
-            raise UsageError(f"{twice[0]} is in the file that is resumed; expected --resume alone")
-        with old_file(options.resume) as file:
-            _require_program("--resume", file.search.command)
-            _refuse_work(options, file.search)
-            _require_actions(options, file.search.nodes)
-            yield file
-        return
+def _search_of(options: argparse.Namespace) -> Search:
+    """The search, once all that it needs is known to be there."""
     search = _new_search(options)
     _refuse_work(options, search)
     _require_actions(options, search.nodes)
-    now = dt.datetime.now(dt.UTC)
-    path = options.state or Path(f"sickbay-bisect-{now:%Y%m%dT%H%M%SZ}.jsonl")
-    with new_file(path, search) as file:
-        yield file
+    return search
 
 
 def _new_search(options: argparse.Namespace) -> Search:
     argv = _command(options.test)
     if (options.nodes is None) == (not options.selector):
-        raise UsageError("expected one of: --nodes FILE, --selector LABELS, --resume FILE")
+        raise UsageError("expected one of: --nodes FILE, --selector LABELS")
     if options.nodes is not None:
         nodes, domains = read_nodes(options.nodes)
     else:
@@ -164,15 +146,11 @@ def _command(text: str) -> list[str]:
         raise UsageError(f"--command: {error}") from error
     if not argv:
         raise UsageError("--command: expected the site's test, such as 'run-test {nodes}'")
-    if not names_nodes(argv):
+    if not any("{nodes}" in word or "{nodes_file}" in word for word in argv):
         raise UsageError("--command: expected {nodes} or {nodes_file} in it, for the group's nodes")
-    _require_program("--command", argv)
-    return argv
-
-
-def _require_program(option: str, argv: list[str]) -> None:
     if shutil.which(argv[0]) is None:
-        raise UsageError(f"{option}: there is no program {argv[0]}")
+        raise UsageError(f"--command: there is no program {argv[0]}")
+    return argv
 
 
 def _require_actions(options: argparse.Namespace, nodes: list[str]) -> None:
@@ -276,21 +254,17 @@ def _note(out: TextIO, text: str, indent: str = "") -> None:
     print(indent + clean(text), file=out, flush=True)
 
 
-def _searched(options: argparse.Namespace, file: SearchFile) -> Findings:
+def _searched(options: argparse.Namespace, search: Search) -> Findings:
     out = sys.stderr if options.output.name == "json" else sys.stdout
-    if file.known:
-        _note(out, f"{file.path} has {counted(file.known, 'test')}, not to be run again")
     try:
-        return asyncio.run(_search(file, out))
+        return asyncio.run(_search(search, out))
     except asyncio.CancelledError:
-        text = f"interrupted; to go on: sickbay bisect --resume {shlex.quote(str(file.path))}"
-        print(f"sickbay: {printable(text)}", file=sys.stderr)
+        print("sickbay: interrupted: no node is named", file=sys.stderr)
         raise KeyboardInterrupt from None
 
 
-async def _search(file: SearchFile, out: TextIO) -> Findings:
+async def _search(about: Search, out: TextIO) -> Findings:
     _cancel_on_signals()
-    about = file.search
     limits = SearchLimits(parallel=about.parallel)
     bisection = Bisection(
         about.nodes, domains=about.domains, known_good=about.known_good, limits=limits
@@ -299,33 +273,20 @@ async def _search(file: SearchFile, out: TextIO) -> Findings:
 
     async def run(test: GroupTest) -> None:
         done = await command.run(test.nodes)
-        file.add(test, done)
         bisection.record(test, done.outcome)
         note = f"; {done.message}" if done.message else ""
         last = done.output.rpartition("\n")[2]
-        if done.outcome is GroupOutcome.INCONCLUSIVE and last:
+        if done.outcome is not GroupOutcome.PASSED and last:
             note += f": {last[:200]}"
         line = f"{_test_line(test, done.outcome)} ({done.seconds:.0f} s{note})"
         _note(out, line, indent="  ")
 
     while tests := bisection.next_round():
-        number = bisection.number
-        new = []
-        for test in tests:
-            outcome = file.outcome(test)
-            if outcome is None:
-                new.append(test)
-            else:
-                bisection.record(test, outcome)
-        if new:
-            together = " at the same time" if len(new) > 1 else ""
-            _note(out, f"round {number}: {counted(len(new), 'test')}{together}")
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for test in new:
-                        group.create_task(run(test))
-            except* CommandFailed as failed:
-                raise failed.exceptions[0] from None
+        together = " at the same time" if len(tests) > 1 else ""
+        _note(out, f"round {bisection.number}: {counted(len(tests), 'test')}{together}")
+        async with asyncio.TaskGroup() as group:
+            for test in tests:
+                group.create_task(run(test))
     return bisection.findings()
 
 
@@ -354,7 +315,7 @@ def _test_line(test: GroupTest, outcome: GroupOutcome) -> str:
 # -- the result ------------------------------------------------------------------------
 
 
-def result_lines(findings: Findings, path: Path, how: str) -> Iterator[str]:
+def result_lines(findings: Findings, how: str) -> Iterator[str]:
     """The result for people. ``how``: options for the commands in it."""
     yield ""
     yield from map(clean, _headline(findings))
@@ -370,7 +331,7 @@ def result_lines(findings: Findings, path: Path, how: str) -> Iterator[str]:
     if findings.suspects or findings.interactions:
         yield _rest(findings)
     tests, rounds = counted(findings.tests, "test"), counted(findings.rounds, "round")
-    yield clean(f"{tests} in {rounds}; {path}")
+    yield clean(f"{tests} in {rounds}")
 
 
 def _headline(findings: Findings) -> Iterator[str]:
@@ -424,7 +385,7 @@ def quarantine_command(suspect: Suspect, how: str) -> str:
     return f"sickbay quarantine {suspect.node} --action cordon --reason {reason}{how}"
 
 
-def _as_json(findings: Findings, path: Path, how: str) -> dict[str, Any]:
+def _as_json(findings: Findings, how: str) -> dict[str, Any]:
     def tests(one: Suspect | Interaction) -> list[dict[str, Any]]:
         return [
             {"test": each.test.number, "nodes": each.test.nodes, "outcome": each.outcome}
@@ -438,7 +399,7 @@ def _as_json(findings: Findings, path: Path, how: str) -> dict[str, Any]:
         for one in findings.suspects
     ]
     shown["interactions"] = [{**asdict(one), "tests": tests(one)} for one in findings.interactions]
-    return {**shown, "file": str(path)}
+    return shown
 
 
 def _quarantine(options: argparse.Namespace, findings: Findings) -> None:

@@ -241,7 +241,6 @@ def _add_bisect(commands: Subcommands) -> None:
         examples=[
             "bisect --nodes nodes.txt --command 'run-nccl --hosts {nodes}'",
             "bisect -l pool=a3 --known-good gpu-7,gpu-9 --command 'run-nccl {nodes_file}'",
-            "bisect --resume sickbay-bisect-20260131T031400Z.jsonl",
         ],
     )
     made.value(
@@ -281,13 +280,6 @@ def _add_bisect(commands: Subcommands) -> None:
         "the longest time of one test; after it there is no verdict (default: 10m)",
         duration,
     )
-    made.value(
-        "--state",
-        "FILE",
-        "the file of the search, for --resume (default: sickbay-bisect-TIME.jsonl)",
-        Path,
-    )
-    made.value("--resume", "FILE", "continue the interrupted search of this file", Path)
     made.flag("--quarantine", "after a confirmation, quarantine the suspects (cordon)")
     yes_option(made)
     local_option(made)

@@ -28,7 +28,6 @@ class GroupRun:
     """How a run ended. ``message``: the reason for no verdict, or empty. ``output`` is its end."""
 
     outcome: GroupOutcome
-    code: int | None
     seconds: float
     message: str
     output: str
@@ -71,7 +70,7 @@ class GroupCommand:
             outcome = _VERDICTS.get(code, outcome)
             if outcome is GroupOutcome.INCONCLUSIVE:
                 why = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return GroupRun(outcome, code, time.monotonic() - begun, why, text)
+        return GroupRun(outcome, time.monotonic() - begun, why, text)
 
     def _filled(self, nodes: Sequence[str], listed: Path) -> list[str]:
         names = ",".join(nodes)

@@ -55,14 +55,13 @@ class Site:
         (folder / "nodes").write_text(
             "# the group\n" + "".join(f"{one} rack-1\n" for one in self.nodes)
         )
-        self.state = folder / "state.jsonl"
 
     def mark(self, what: str, *nodes: str) -> None:
         (self.folder / what).write_text(" ".join(nodes))
 
     def arguments(self, words: str = "{nodes}") -> tuple[str, ...]:
         return (
-            *("bisect", "--nodes", str(self.folder / "nodes"), "--state", str(self.state)),
+            *("bisect", "--nodes", str(self.folder / "nodes")),
             *("--command", f"{self.program} {words}"),
         )
 
@@ -80,7 +79,7 @@ async def test_a_group_that_passes_exits_with_0(site: Site) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[0] == "round 1: 1 test"
     assert done.out.splitlines()[1].startswith("  test 1: passed: 16 nodes")
-    assert f"1 test in 1 round; {site.state}" in done.out
+    assert "1 test in 1 round" in done.out
     assert "The whole group passed: nothing was found." in done.out
     assert site.asked() == [",".join(site.nodes)]
 
@@ -143,47 +142,18 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_an_interrupted_search_ends_its_tests_and_goes_on_without_repeating_one(
+async def test_an_interrupted_search_ends_its_tests_and_names_no_node(
     site: Site, number: signal.Signals
 ) -> None:
-    site.mark("bad", "gpu-05")
     site.mark("hangs", "gpu-12")
     process = await start(*site.arguments())
     # The whole group hangs, because of the one node.
     await until((site.folder / "hanging").exists)
     process.send_signal(number)
-    _, err = await asyncio.wait_for(process.communicate(), 300)
-    assert process.returncode == 130
-    assert f"to go on: sickbay bisect --resume {site.state}" in err.decode()
+    out, err = await asyncio.wait_for(process.communicate(), 300)
+    assert (process.returncode, b"SUSPECT" in out) == (130, False)
+    assert "interrupted: no node is named" in err.decode()
     await until(lambda: not _alive(int((site.folder / "hanging").read_text())))
-    assert len(site.state.read_text().splitlines()) == 1
-
-    site.mark("hangs")
-    (site.folder / "asked").unlink()
-    done = await sickbay("bisect", "--resume", str(site.state))
-    assert (done.code, "SUSPECT gpu-05" in done.out) == (1, True)
-    everything = site.asked()
-    assert len(everything) == len(set(everything))
-
-    # The file has each outcome: another search of it runs no test.
-    again = await sickbay("bisect", "--resume", str(site.state))
-    assert site.asked() == everything
-    assert again.out.splitlines()[1:] == done.out[done.out.index("\n\n") :].splitlines()[1:]
-
-
-async def test_a_line_that_a_killed_search_has_half_written_is_a_test_that_has_not_ended(
-    site: Site,
-) -> None:
-    site.mark("bad", "gpu-05")
-    first = await sickbay(*site.arguments(), "-o", "json")
-    whole = site.state.read_bytes().splitlines(keepends=True)
-    for kept in (1, 3, len(whole) - 1):
-        site.state.write_bytes(b"".join(whole[:kept]) + whole[kept][:10])
-        (site.folder / "asked").unlink()
-        done = await sickbay("bisect", "--resume", str(site.state), "-o", "json")
-        assert json.loads(done.out) == json.loads(first.out)
-        assert len(site.asked()) == len(whole) - kept
-        assert len(site.state.read_bytes().splitlines()) == len(whole)
 
 
 @pytest.mark.parametrize(
@@ -196,16 +166,10 @@ async def test_a_line_that_a_killed_search_has_half_written_is_a_test_that_has_n
         (["--nodes", "NODES", "--command", "'a {nodes}"], "--command: No closing quotation"),
         (["--nodes", "/none", "--command", "true {nodes}"], "/none can't be read: No such"),
         (["--nodes", "/dev/null", "--command", "true {nodes}"], "it is a device and no regular"),
-        (["--resume", "/none"], "--resume: /none can't be opened"),
-        (["--resume", "NODES"], "is no file of `sickbay bisect`"),
-        (["--resume", "NODES", "--nodes", "NODES"], "--nodes is in the file that is resumed"),
-        (["--resume", "NODES", "--command", "a"], "--command is in the file that is resumed"),
         (["--nodes", "NODES", "--known-good", "a b"], "'a b': expected a node's name"),
         (["--nodes", "NODES", "--quarantine"], "stdin is no terminal; add --yes\n"),
         (["--nodes", "NODES", "--yes"], "--yes has no use without --quarantine"),
         (["--nodes", "NODES", "--domain-label", "a"], "--domain-label has no use without"),
-        (["--resume", "/dev/zero"], "--resume: /dev/zero is no regular file"),
-        (["--resume", "/dev/null"], "--resume: /dev/null is no regular file"),
         (["--selector", "a=b", "--command", "true {nodes}"], "--selector needs a kubeconfig"),
     ],
 )
@@ -243,126 +207,6 @@ async def test_a_byte_order_mark_is_no_part_of_a_node(site: Site) -> None:
     assert site.asked() == ["gpu-1,gpu-2"]
 
 
-@pytest.mark.parametrize("content", [b"gpu-1\ngpu-2", b"gpu-1", b'[1]\n{"a": 2}\nx', b"\xff\n\xff"])
-async def test_a_file_that_is_none_of_a_search_is_refused_and_loses_no_byte(
-    site: Site, content: bytes
-) -> None:
-    site.state.write_bytes(content)
-    done = await in_process("bisect", "--resume", str(site.state))
-    assert (done.code, "is no file of `sickbay bisect`" in done.err) == (2, True), done.err
-    assert site.state.read_bytes() == content
-
-
-async def test_a_file_above_the_bound_is_refused(site: Site) -> None:
-    with site.state.open("wb") as file:
-        file.truncate(64 * 2**20 + 1)
-    done = await in_process("bisect", "--resume", str(site.state))
-    assert (done.code, "has more than 64 MiB" in done.err) == (2, True), done.err
-    assert site.state.stat().st_size == 64 * 2**20 + 1
-
-
-_HEAD = {
-    "sickbay_bisect": 1,
-    "nodes": ["n0", "n1"],
-    "command": ["true", "{nodes}"],
-    "limit": 600.0,
-    "parallel": 16,
-    "known_good": ["n9"],
-    "domains": {"n0": "rack-1"},
-}
-_TEST = {
-    "test": 1,
-    "nodes": ["n0", "n1"],
-    "outcome": "passed",
-    "code": 0,
-    "seconds": 0.5,
-    "message": "",
-    "output": "",
-}
-_DAMAGES: dict[tuple[str, str], list[object]] = {
-    ("head", "nodes"): ["n0n1", ["n0"], ["n0", "n0"], ["n0", "-x"], None],
-    ("head", "command"): [[], "x", ["true"], ["a\0", "{nodes}"], [1]],
-    ("head", "limit"): ["x", -1, 0, True, float("nan"), 1e12],
-    ("head", "parallel"): ["q", 0, 1.5, True],
-    ("head", "known_good"): [7, "n9", [1]],
-    ("head", "domains"): [[], {"n7": "a"}, {"n0": 1}, {"n0": ""}],
-    ("head", "more"): [1],
-    ("test", "test"): ["1", 0, None, 1.0],
-    ("test", "nodes"): [None, [1, 2], ["n0", "n7"], "n0n1", ["n0"]],
-    ("test", "outcome"): ["maybe", None, []],
-    ("test", "seconds"): ["x", -1],
-    ("test", "code"): ["x"],
-    ("test", "output"): [None],
-}
-
-
-def _file_of(head: object, *tests: object) -> bytes:
-    lines = (json.dumps(one).encode() + b"\n" for one in (head, *tests))
-    return b"".join(lines) + b'{"test": 2, "no'
-
-
-async def _is_damaged(site: Site, content: bytes, *texts: str) -> None:
-    site.state.write_bytes(content)
-    done = await in_process("bisect", "--resume", str(site.state))
-    assert done.code == 2, done.err
-    for text in (f"--resume: {site.state} is damaged: ", "; expected ", *texts):
-        assert text in done.err
-    assert site.state.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "value"),
-    [(*key, value) for key, values in _DAMAGES.items() for value in values],
-)
-async def test_a_damaged_value_is_named_with_its_line_and_the_file_stays_as_it_is(
-    site: Site, where: str, name: str, value: object
-) -> None:
-    if where == "head":
-        await _is_damaged(site, _file_of({**_HEAD, name: value}), "line 1: ", name)
-    else:
-        await _is_damaged(site, _file_of(_HEAD, {**_TEST, name: value}), "line 2: ", name)
-
-
-async def test_damaged_lines_are_named_and_the_file_stays_as_it_is(site: Site) -> None:
-    for name in _TEST:
-        rest = {key: value for key, value in _TEST.items() if key != name}
-        await _is_damaged(site, _file_of(_HEAD, rest), f"line 2: {name} is missing")
-    for name in [*_HEAD][1:]:
-        rest = {key: value for key, value in _HEAD.items() if key != name}
-        await _is_damaged(site, _file_of(rest), f"line 1: {name} is missing")
-    await _is_damaged(site, _file_of(_HEAD, _TEST, _TEST), "line 3: test 1 is there twice")
-    await _is_damaged(site, _file_of(_HEAD, [1]), "line 2: it is no object")
-    await _is_damaged(site, json.dumps(_HEAD).encode() + b"\n\n", "line 2: it is no JSON")
-    await _is_damaged(site, b"", "line 1: it is not whole")
-    await _is_damaged(site, b'{"sickbay_bisect": 1, "no', "line 1: it is not whole")
-    site.state.write_bytes(_file_of(_HEAD, _TEST))
-    assert (await sickbay("bisect", "--resume", str(site.state))).code == 0
-
-
-async def test_a_search_whose_program_is_gone_does_not_go_on(site: Site) -> None:
-    content = _file_of({**_HEAD, "command": ["no-such", "{nodes}"]}, _TEST)
-    site.state.write_bytes(content)
-    done = await in_process("bisect", "--resume", str(site.state))
-    assert (done.code, "--resume: there is no program no-such" in done.err) == (2, True)
-
-
-async def test_a_state_file_that_is_there_is_never_written_over(site: Site) -> None:
-    site.state.write_text("mine")
-    done = await sickbay(*site.arguments())
-    assert (done.code, "is there already" in done.err) == (2, True)
-    assert site.state.read_text() == "mine"
-
-
-async def test_two_searches_never_use_one_file(site: Site) -> None:
-    site.mark("hangs", "gpu-12")
-    process = await start(*site.arguments())
-    await until((site.folder / "hanging").exists)
-    done = await sickbay("bisect", "--resume", str(site.state))
-    assert (done.code, "another sickbay bisect is using it" in done.err) == (2, True)
-    process.send_signal(signal.SIGINT)
-    await asyncio.wait_for(process.communicate(), 300)
-
-
 async def test_with_quarantine_and_yes_the_suspects_are_quarantined_by_the_person(
     site: Site, tmp_path: Path
 ) -> None:
@@ -371,7 +215,6 @@ async def test_with_quarantine_and_yes_the_suspects_are_quarantined_by_the_perso
     site.mark("bad", "gpu-05")
 
     async def run(*more: str) -> Done:
-        site.state.unlink(missing_ok=True)
         return await sickbay(*site.arguments(), "--local", str(database), *more)
 
     assert (await run()).code == 1
@@ -399,7 +242,6 @@ async def test_a_quarantine_that_is_not_possible_is_refused_before_the_first_rou
     ):
         done = await in_process(*site.arguments(), "--quarantine", "--yes", *more)
         assert (done.code, text in done.err) == (2, True), done.err
-        assert not site.state.exists()
         assert not (site.folder / "asked").exists()
 
 
@@ -432,6 +274,5 @@ async def test_a_suspect_that_is_in_quarantine_already_is_an_error_line_and_exit
     site.mark("bad", "gpu-00")
     more = ("--local", str(database), "--quarantine", "--yes")
     assert (await sickbay(*site.arguments(), *more)).code == 1
-    site.state.unlink()
     again = await sickbay(*site.arguments(), *more)
     assert (again.code, "sickbay: --quarantine: gpu-00: " in again.err) == (1, True), again.err
