@@ -33,9 +33,7 @@ class LoggedIn:
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class OidcLogIn:
-    """``wall`` is seconds since the epoch, ``other_ways`` a hint. Both steps raise
-    AccessRefused.
-    """
+    """``other_ways`` is a hint. Both steps raise AccessRefused."""
 
     _provider: OidcProvider
     _begun: BegunLogIns
@@ -44,7 +42,6 @@ class OidcLogIn:
     _groups: frozenset[str]
     _other_ways: str = OTHER_WAYS
     _now: Callable[[], float]
-    _wall: Callable[[], float]
 
     def __attrs_post_init__(self) -> None:
         self._budget = ReviewBudget(self._now)
@@ -84,7 +81,9 @@ class OidcLogIn:
                     "Try again in a few seconds.",
                 )
             claims = await self._provider.claims(query["code"], begun["verifier"])
-            user = self._user(claims, begun["nonce"])
+            client_id = self._provider.settings.client_id
+            check_claims(claims, client_id=client_id, nonce=begun["nonce"])
+            user = user_of(claims, self._names)
             groups = groups_of(claims, self._names, self._groups)
             if not groups:
                 raise AccessRefused(
@@ -129,17 +128,6 @@ class OidcLogIn:
                 f"{self.label} has not logged you in: {error}{f' ({more})' if more else ''}",
                 self._other_ways,
             )
-
-    def _user(self, claims: Mapping[str, Any], nonce: str) -> str:
-        settings = self._provider.settings
-        check_claims(
-            claims,
-            issuer=settings.issuer,
-            client_id=settings.client_id,
-            nonce=nonce,
-            now=self._wall(),
-        )
-        return user_of(claims, self._names)
 
     def _away(self, error: ProviderAway) -> AccessRefused:
         log.warning(

@@ -7,23 +7,26 @@ not followed, and only asymmetric signatures count: a public key is no shared se
 import asyncio
 import base64
 import hashlib
-import json
 import ssl as tls
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 import aiohttp
 import jwt
-from jwt.types import Options
+import msgspec
 
 from aggregator.access.oidc_claims import ClaimRefused
 from aggregator.configfile.regular_file import MOST_SECRET, require_regular_file
 
+T = TypeVar("T")
+
 #: Signatures of ID tokens.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
+#: Seconds by which the issuer's clock and ours may differ.
+LEEWAY = 60.0
 #: Seconds for one answer of the issuer.
 PATIENCE = 8.0
 #: Seconds that its metadata and its keys count.
@@ -56,14 +59,24 @@ class ProviderSettings:
         return f"{self.page}/login/oidc/callback"
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(msgspec.Struct, frozen=True):
     """The provider's own addresses, as it publishes them."""
 
+    issuer: str
     authorization_endpoint: str
     token_endpoint: str
     jwks_uri: str
-    secret_in_body: bool
+    token_endpoint_auth_methods_supported: list[str] | None = None
+
+    @property
+    def secret_in_body(self) -> bool:
+        methods = self.token_endpoint_auth_methods_supported
+        return methods is not None and "client_secret_basic" not in methods
+
+
+class _TokenAnswer(msgspec.Struct, frozen=True):
+    id_token: str = ""
+    error: str = ""
 
 
 def read_client_secret(file: Path) -> str:
@@ -93,7 +106,7 @@ class OidcProvider:
         self._now = now
         self._metadata: tuple[float, Metadata] | None = None
         self._away: tuple[float, str] | None = None
-        self._keys: Mapping[str, Mapping[str, Any]] = {}
+        self._keys: Sequence[jwt.PyJWK] = ()
         self._keys_at = float("-inf")
         self._lock = asyncio.Lock()
 
@@ -129,7 +142,7 @@ class OidcProvider:
             issuer = self.settings.issuer
             url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
             try:
-                found = _metadata(await self._request("GET", url), issuer)
+                found = _checked(await self._request("GET", url, Metadata), issuer)
             except ProviderAway as error:
                 self._away = (self._now() + _AWAY_FOR, str(error))
                 raise
@@ -137,9 +150,8 @@ class OidcProvider:
             return found
 
     async def claims(self, code: str, verifier: str) -> Mapping[str, Any]:
-        """The claims of the ID token for a code; its signature is verified, and nothing else.
-
-        Raises ProviderAway, and ClaimRefused for a code or a token that proves nothing.
+        """The claims of the ID token for a code: its signature, issuer, audience and times are
+        verified. Raises ProviderAway, and ClaimRefused for a code or a token that proves nothing.
         """
         metadata, secret = await self.metadata(), self.secret()
         form = {
@@ -155,78 +167,61 @@ class OidcProvider:
             # RFC 6749, 2.3.1: both are form-encoded before they are joined.
             pair = f"{quote_plus(self.settings.client_id)}:{quote_plus(secret)}"
             headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-        answer = await self._request("POST", metadata.token_endpoint, form, headers)
-        token = answer.get("id_token")
-        if not isinstance(token, str):
-            error = answer.get("error")
+        answer = await self._request(
+            "POST", metadata.token_endpoint, _TokenAnswer, form=form, headers=headers
+        )
+        if not answer.id_token:
             raise ClaimRefused(
-                f"the issuer refused the code: {str(error)[:100]}"
-                if error
+                f"the issuer refused the code: {answer.error:.100}"
+                if answer.error
                 else "the issuer's answer has no id_token: expected the scope openid"
             )
-        return await self._verified(token, metadata)
+        return await self._verified(answer.id_token, metadata)
 
     async def _verified(self, token: str, metadata: Metadata) -> Mapping[str, Any]:
         try:
-            header = jwt.get_unverified_header(token)
-        except jwt.PyJWTError as error:
-            raise ClaimRefused(f"the ID token is no JWT: {error}") from error
-        if header.get("alg") not in ALGORITHMS:
-            expected = f"expected one of {', '.join(ALGORITHMS)}"
-            raise ClaimRefused(f"the ID token is signed with {header.get('alg')!r:.40}; {expected}")
-        algorithm = str(header["alg"])
-        published = await self._key(str(header.get("kid", "")), algorithm, metadata)
-        # `check_claims` checks them, by a clock that is given.
-        unchecked: Options = {
-            "verify_exp": False,
-            "verify_nbf": False,
-            "verify_iat": False,
-            "verify_aud": False,
-            "verify_iss": False,
-            "verify_sub": False,
-        }
-        try:
-            key = jwt.PyJWK(dict(published), algorithm)
+            key = await self._key(jwt.get_unverified_header(token).get("kid"), metadata)
             claims: Mapping[str, Any] = jwt.decode(
-                token, key, algorithms=[algorithm], options=unchecked
+                token,
+                key.key,
+                algorithms=ALGORITHMS,
+                audience=self.settings.client_id,
+                issuer=self.settings.issuer,
+                leeway=LEEWAY,
+                options={"require": ["exp", "iat"]},
             )
-        except (jwt.PyJWTError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ClaimRefused(f"the ID token's signature is not the issuer's: {error}") from error
+        except (jwt.PyJWTError, TypeError, ValueError, OverflowError) as error:
+            raise ClaimRefused(f"the ID token is not valid: {error}") from error
         return claims
 
-    async def _key(self, kid: str, algorithm: str, metadata: Metadata) -> Mapping[str, Any]:
+    async def _key(self, kid: object, metadata: Metadata) -> jwt.PyJWK:
         async with self._lock:
             age = self._now() - self._keys_at
-            found = self._fitting(kid, algorithm)
+            found = self._named(kid)
             if age > _METADATA_FOR or (found is None and age > _KEYS_AGAIN):
                 # The issuer may have changed its keys since.
-                answer = await self._request("GET", metadata.jwks_uri)
+                answer = await self._request("GET", metadata.jwks_uri, dict[str, Any])
                 self._keys, self._keys_at = _read_keys(answer), self._now()
-                found = self._fitting(kid, algorithm)
+                found = self._named(kid)
         if found is None:
             raise ClaimRefused(f"the ID token names the key {kid!r:.100}, which is not published")
         return found
 
-    def _fitting(self, kid: str, algorithm: str) -> Mapping[str, Any] | None:
-        """The key by its id, without an id the only one; of the algorithm's kind."""
-        kind = "EC" if algorithm.startswith("ES") else "RSA"
-        fitting = [
-            key
-            for own, key in self._keys.items()
-            if key["kty"] == kind
-            and key.get("alg", algorithm) == algorithm
-            and (not kid or own == kid)
-        ]
+    def _named(self, kid: object) -> jwt.PyJWK | None:
+        """The key by its id; without an id the only one."""
+        fitting = [key for key in self._keys if not kid or key.key_id == kid]
         return fitting[0] if len(fitting) == 1 else None
 
     async def _request(
         self,
         method: str,
         url: str,
+        kind: type[T],
+        *,
         form: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Mapping[str, Any]:
-        """The JSON object of an answer; of a refused code too. Raises ProviderAway."""
+    ) -> T:
+        """The JSON of an answer; of a refused code too. Raises ProviderAway."""
         where = f"{urlsplit(url).netloc}{urlsplit(url).path}"
         timeout = aiohttp.ClientTimeout(total=PATIENCE)
         try:
@@ -243,10 +238,13 @@ class OidcProvider:
             ):
                 if answer.status not in ({200, 400, 401} if form is not None else {200}):
                     raise ProviderAway(f"{where} answers {answer.status}")
-                return _object(await _body(answer.content))
+                return msgspec.json.decode(await _body(answer.content), type=kind)
         except TimeoutError:
             raise ProviderAway(f"{where} gives no answer in {PATIENCE:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (
+            *(aiohttp.ClientError, OSError, ValueError),
+            *(msgspec.DecodeError, RecursionError),
+        ) as error:
             raise ProviderAway(f"{where}: {error}") from error
 
     def _context(self) -> tls.SSLContext | bool:
@@ -265,30 +263,15 @@ async def _body(content: aiohttp.StreamReader) -> bytes:
     return bytes(found)
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
-    """Raises ValueError where it is no JSON object."""
-    try:
-        found = json.loads(body)
-    except RecursionError:
-        raise ValueError("the answer is nested too deep") from None
-    if not isinstance(found, dict):
-        raise ValueError("the answer is no JSON object")  # noqa: TRY004 - as for other bad answers
-    return found
-
-
-def _metadata(answer: Mapping[str, Any], issuer: str) -> Metadata:
-    if answer.get("issuer") != issuer:
-        issuer_there = str(answer.get("issuer"))[:200]
-        raise ProviderAway(f'its metadata names the issuer "{issuer_there}", expected "{issuer}"')
-    urls = {}
+def _checked(found: Metadata, issuer: str) -> Metadata:
+    if found.issuer != issuer:
+        raise ProviderAway(
+            f'its metadata names the issuer "{found.issuer:.200}", expected "{issuer}"'
+        )
     for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
-        url = answer.get(name)
-        if not isinstance(url, str) or not _is_safe(url, issuer):
+        if not _is_safe(getattr(found, name), issuer):
             raise ProviderAway(f"its metadata has no usable {name}")
-        urls[name] = url
-    methods = answer.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
-    in_body = isinstance(methods, list) and "client_secret_basic" not in methods
-    return Metadata(**urls, secret_in_body=in_body)
+    return found
 
 
 def _is_safe(url: str, issuer: str) -> bool:
@@ -300,16 +283,10 @@ def _is_safe(url: str, issuer: str) -> bool:
     return parts.scheme in {"https", urlsplit(issuer).scheme} and bool(parts.hostname)
 
 
-def _read_keys(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The keys for signatures, by their ids."""
-    listed = answer.get("keys")
-    found = {
-        str(one.get("kid") or number): one
-        for number, one in enumerate(listed if isinstance(listed, list) else [])
-        if isinstance(one, dict)
-        and one.get("kty") in ("RSA", "EC")  # of any type: a set needs one with a hash
-        and one.get("use", "sig") == "sig"
-    }
-    if not found:
-        raise ProviderAway("it publishes no key that verifies an ID token")
-    return found
+def _read_keys(answer: dict[str, Any]) -> Sequence[jwt.PyJWK]:
+    """The keys for signatures."""
+    try:
+        published = jwt.PyJWKSet.from_dict(answer)
+    except (jwt.PyJWTError, TypeError, ValueError) as error:
+        raise ProviderAway(f"it publishes no key that verifies an ID token: {error}") from error
+    return [key for key in published if key.public_key_use in (None, "sig")]

@@ -95,7 +95,6 @@ def build_oidc(
         groups=groups,
         other_ways=other_ways,
         now=now,
-        wall=wall,
     )
 
 
