@@ -20,8 +20,10 @@ from aggregator.history.sqlite import Sqlite
 from aggregator.history.tables import evidence, transitions
 from aggregator.runtime.database import Engine
 
-__all__ = ["Cursor", "Database", "HistoryError", "Page"]
+__all__ = ["COUNTS", "Cursor", "Database", "HistoryError", "Page"]
 
+#: The kind of the rows of evidence that hold the fleet's counts; of no node.
+COUNTS = "counts"
 #: Rows of evidence that are read at a time.
 _AT_ONCE = 500
 #: The most rows of one incident that are read to find its present state.
@@ -125,13 +127,22 @@ class Database:
         full = len(rows) == limit
         return Page(found, Cursor(rows[-1]["at"], rows[-1]["id"]) if full else None)
 
+    def counts(self, since: float) -> list[tuple[float, Mapping[str, Any]]]:
+        """The fleet's counts at or after ``since``, oldest first."""
+        table = evidence.c
+        query = (
+            sa.select(table.at, table.body)
+            .where(table.node == "", table.kind == COUNTS, table.at >= since)
+            .order_by(table.at)
+        )
+        return [(row["at"], row["body"]) for row in self._read(query)]
+
     def evidence(self, node: str = "") -> Iterator[dict[str, Any]]:
-        """Every row of recorded evidence, by node and then by time; an empty ``node`` means all."""
+        """Every row of agents' evidence, by node and then by time; an empty ``node`` means all."""
         table = evidence.c
         order = (table.node, table.at, table.id)
         query = sa.select(evidence).order_by(*order).limit(_AT_ONCE)
-        if node:
-            query = query.where(table.node == node_text(node))
+        query = query.where(table.node == node_text(node) if node else table.node != "")
         rows = self._read(query)
         while rows:
             yield from rows

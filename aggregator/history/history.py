@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
-from aggregator.history.database import Cursor, Database, HistoryError, Page
+from aggregator.history.database import COUNTS, Cursor, Database, HistoryError, Page
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.reader import Reader, close
 from aggregator.history.row_codec import IdGenerator, evidence_row, size_of, to_row
@@ -161,6 +161,10 @@ class History:
         self._evidence_rows.append(row, size)
         self._some.set()
 
+    def record_counts(self, counts: Mapping[str, int]) -> None:
+        """Queue how many nodes are in each state now, next to the agents' evidence."""
+        self.record("", COUNTS, counts)
+
     @property
     def depth(self) -> int:
         """How many transitions wait to be written."""
@@ -239,6 +243,10 @@ class History:
         """The newest transitions of this incident, newest first. Raises `OSError` as `recent`."""
         database = self._reader.database
         return await self._reader.run(database.of_incident, incident, min(limit, MOST_READ))
+
+    async def counts(self, since: float) -> list[tuple[float, Mapping[str, Any]]]:
+        """The recorded counts since then, oldest first. Raises `OSError` as `recent`."""
+        return await self._reader.run(self._reader.database.counts, since)
 
     # -- writing -------------------------------------------------------------------
 

@@ -3,14 +3,14 @@ evaluation.
 """
 
 import math
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from aggregator.events import EventKind, Transition
 
 
 class HistoryReader(Protocol):
-    """Reads transitions back."""
+    """Reads transitions back, and keeps the fleet's counts."""
 
     @property
     def problem(self) -> str:
@@ -36,4 +36,14 @@ class HistoryReader(Protocol):
         self, kinds: Iterable[EventKind], since: float, until: float
     ) -> list[Transition]:
         """The newest transitions of these kinds, newest first. Raises `OSError` as `recent`."""
+        ...
+
+    def record_counts(self, counts: Mapping[str, int]) -> None:
+        """Queue how many nodes are in each state now. Never blocks and never raises."""
+        ...
+
+    async def counts(self, since: float) -> list[tuple[float, Mapping[str, Any]]]:
+        """The recorded counts since then (wall clock seconds), oldest first, each with its time.
+        Raises `OSError` as `recent`.
+        """
         ...

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from aggregator.web.snapshot_cache import FleetSnapshot, SnapshotCache
 from aggregator.web.summary import summarize
 
 log = logging.getLogger("sickbay.web")
+
+T = TypeVar("T")
 
 #: A history that takes longer than this (seconds) is shown as unreachable: the page can't wait.
 PATIENCE = 3.0
@@ -169,9 +172,7 @@ class FleetQueries:
         self.feed.prime(past.transitions)
 
 
-async def read_history(
-    read: Awaitable[list[Transition]], patience: float
-) -> tuple[list[Transition], str]:
+async def read_history(read: Awaitable[list[T]], patience: float) -> tuple[list[T], str]:
     """The rows, or why there are none. ``patience``: seconds for the read."""
     try:
         async with asyncio.timeout(patience):

@@ -1,21 +1,14 @@
-"""Remembers the state of the fleet, every five minutes, and once what history knows of the day
-before.
+"""Remembers the state of the fleet, every five minutes, here and in the history.
 
 A snapshot of 10,000 nodes costs some tens of milliseconds, so this costs nothing that is noticed.
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from aggregator.events import Transition
-from aggregator.web.fleet_trend import LENGTH, STEP, FleetTrend, point_of, points_before
-from aggregator.web.queries import FleetQueries
-from aggregator.web.snapshot_cache import FleetSnapshot
+from aggregator.web.fleet_trend import COUNTED, LENGTH, STEP, FleetTrend, TrendSample, point_of
+from aggregator.web.queries import PATIENCE, FleetQueries, read_history
 
-#: Transitions that are read at once, and how many times, to compute the past: a fleet has some
-#: hundreds a day.
-_PART, _PARTS = 1_000, 5
 #: Seconds until the first point: after a start the agents connect one by one, and a node without
 #: its agent is unknown.
 SETTLE = 60.0
@@ -51,38 +44,21 @@ class TrendRecorder:
             return False
         snapshot = await self._queries.current_snapshot()
         is_first = self._trend.own_since is None
-        self._trend.add(point_of(snapshot.found, self._wall()))
+        point = point_of(snapshot.found, self._wall())
+        if self._trend.add(point):
+            self._queries.history.record_counts({name: getattr(point, name) for name in COUNTED})
         if is_first:
-            await self._fill(snapshot)
+            await self._fill(point.at)
         return True
 
-    async def _fill(self, snapshot: FleetSnapshot) -> None:
+    async def _fill(self, now: float) -> None:
         """The points before the first one, from the history."""
-        now = self._wall()
-        transitions, since = await self._past(now - LENGTH)
-        if transitions and not self._trend.trouble:  # an empty one is new, and no quiet day
-            self._trend.prepend(points_before(snapshot.found, transitions, now, since))
+        points, self._trend.trouble = await read_history(self._points(now - LENGTH), PATIENCE)
+        self._trend.prepend(points)
 
-    async def _past(self, since: float) -> tuple[list[Transition], float]:
-        """The newest transitions from then on, and from when on they are all that there are. Read
-        in parts.
-        """
-        found: dict[tuple[float, str, str, str], Transition] = {}
-        until = math.inf
-        for _ in range(_PARTS):
-            past = await self._queries.past(since=since, limit=_PART, until=until)
-            self._trend.trouble = past.trouble
-            before = len(found)
-            for one in past.transitions:
-                found[one.at, one.kind.value, one.node, one.summary] = one
-            if past.trouble or len(past.transitions) < _PART or len(found) == before:
-                return list(found.values()), await self._begin(since, found.values())
-            until = past.transitions[-1].at  # that one is repeated
-        return list(found.values()), until
-
-    async def _begin(self, since: float, known: Iterable[Transition]) -> float:
-        """``since``, or the oldest transition if the history does not go back that far: it does not
-        know the state of the fleet before.
-        """
-        earlier = await self._queries.past(since=0.0, limit=1, until=since)
-        return since if earlier.transitions else min((one.at for one in known), default=since)
+    async def _points(self, since: float) -> list[TrendSample]:
+        kept = await self._queries.history.counts(since)
+        return [
+            TrendSample(at=at, **{name: int(body.get(name, 0)) for name in COUNTED})
+            for at, body in kept
+        ]

@@ -393,6 +393,22 @@ def reported_of(place: Place) -> list[tuple[str, str, object]]:
     return [(row["node"], row["kind"], row["body"]) for row in rows]
 
 
+async def test_the_fleets_counts_are_read_since_a_time_and_are_no_evidence(place: Place) -> None:
+    turned = [time.time()]
+    clocks = Clocks(time.monotonic, lambda: turned[0])
+    async with place.history(clocks=clocks) as history:
+        for number in range(3):
+            turned[0] += 300
+            history.record_counts({"nodes": number})
+        history.record("node-1", "hello", {})
+        await until(lambda: len(reported_of(place)) == 1)
+        found = await history.counts(turned[0] - 400)
+        assert [(at <= turned[0], body) for at, body in found] == [
+            (True, {"nodes": 1}),
+            (True, {"nodes": 2}),
+        ]
+
+
 async def test_what_agents_told_is_kept_by_node_and_time_and_no_longer_than_the_rest(
     place: Place,
 ) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -103,9 +103,12 @@ def running_clocks(wall: float = NIGHT) -> Clocks:
 
 @dataclass
 class ListHistory:
-    """The recorded events, newest first. ``broken`` makes every read fail as a database does."""
+    """The recorded events, newest first, and the fleet's counts. ``broken`` makes every read fail
+    as a database does.
+    """
 
     items: list[Transition] = field(default_factory=list)
+    kept: list[tuple[float, Mapping[str, int]]] = field(default_factory=list)
     broken: str = ""
     problem: str = ""
 
@@ -127,6 +130,14 @@ class ListHistory:
         wanted = set(kinds)
         found = await self.recent(since=since, limit=100_000, until=until)
         return [one for one in found if one.kind in wanted]
+
+    def record_counts(self, counts: Mapping[str, int]) -> None:
+        self.kept.append((math.inf, counts))
+
+    async def counts(self, since: float) -> list[tuple[float, Mapping[str, int]]]:
+        if self.broken:
+            raise OSError(self.broken)
+        return [one for one in self.kept if since <= one[0] < math.inf]
 
 
 @dataclass
@@ -463,6 +474,12 @@ def big_fleet(hands: Hands, count: int = 7500) -> FleetState:
     return fleet
 
 
+def counts_of(wall: float, points: int) -> list[tuple[float, Mapping[str, int]]]:
+    """Of a fleet in which one node was in quarantine all the time."""
+    counts = {"nodes": 8, "held": 0, "quarantined": 1, "drained": 1, "other": 1}
+    return [(wall - 300 * ago, counts) for ago in range(points, 0, -1)]
+
+
 def some_past(wall: float) -> list[Transition]:
     """A quarantine's course, and what else there was."""
     node = "node-2"
@@ -546,7 +563,7 @@ async def serving(
     preview: Any = None,
 ) -> AsyncIterator[Served]:
     feed = feed or EventBroker(epoch=1)
-    history = history or ListHistory(some_past(clocks.wall()))
+    history = history or ListHistory(some_past(clocks.wall()), counts_of(clocks.wall(), 288))
     ingest, api = ingest or IngestStats(), RequestCounters()
     troubles, untold = list[str](), list[str]()
     web = Web(
