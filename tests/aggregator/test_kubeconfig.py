@@ -1,6 +1,7 @@
 """A kubeconfig that can't be used is refused in words, before the library reads or waits."""
 
 import base64
+import errno
 import json
 import os
 import ssl
@@ -440,14 +441,29 @@ def test_what_is_no_base64_is_said_to(tmp_path: Path, value: object) -> None:
     assert said_of(path) == f"the kubeconfig {path} can't be used: {text}"
 
 
-def test_where_no_temporary_file_can_be_made_that_is_said(
+async def test_a_key_of_a_kubeconfig_is_never_on_a_disk(
     tmp_path: Path, pem: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container's whole disk may be read-only, or a disk may be full."""
+    """A process that is killed removes no file; a container's whole disk may be read-only."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    pair = {"client-certificate": pem["certificate"], "client-key": pem["key"]}
+    path = written(tmp_path, _holding(tmp_path, pair, "-data"))
+    credentials = await load(CredentialSources(str(path), "", {}))
+    assert credentials.client_pair is not None
+    links = [os.readlink(file) for file in credentials.client_pair]  # noqa: PTH115
+    assert all(link.startswith("/memfd:") for link in links), links
+
+
+def test_where_no_file_can_be_made_that_is_said(
+    tmp_path: Path, pem: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), name)
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
     authority = {"certificate-authority": pem["certificate"]}
     path = written(tmp_path, _holding(tmp_path, authority, "-data"))
-    assert "expected room in the temporary folder" in said_of(path)
+    assert "Too many open files: 'sickbay'; expected a free file descriptor" in said_of(path)
 
 
 def test_what_speaks_plaintext_needs_no_certificate_that_can_be_read(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ current context.
 import base64
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -157,18 +156,22 @@ class NamedFile:
         except (TypeError, ValueError) as error:
             raise self.wrong("is no base64; expected PEM, in base64") from error
         try:
-            return temporary_file(content, ends)
+            return file_in_memory(content, ends)
         except OSError as error:
-            text = f"is to be put into a file for OpenSSL, and can't: {error}; expected room"
-            raise self.wrong(f"{text} in the temporary folder") from error
+            text = f"is to be put into a file for OpenSSL, and can't: {error}"
+            raise self.wrong(f"{text}; expected a free file descriptor") from error
 
 
-def temporary_file(content: bytes, ends: ExitStack) -> str:
-    """A file with the content, until the end of ``ends``. Raises OSError."""
-    folder = tempfile.TemporaryDirectory(prefix="sickbay-")
-    file = Path(ends.enter_context(folder), "content")
-    file.write_bytes(content)
-    return str(file)
+def file_in_memory(content: bytes, ends: ExitStack) -> str:
+    """A file with the content, until the end of ``ends`` or of this process. Raises OSError.
+
+    A process that is killed would leave a key on the disk.
+    """
+    descriptor = os.memfd_create("sickbay")
+    ends.callback(os.close, descriptor)
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return f"/proc/self/fd/{descriptor}"
 
 
 def _check_user(

@@ -17,7 +17,7 @@ from aggregator.cluster.kubernetes.kubeconfig_check import (
     KubeconfigItem,
     NamedFile,
     choose,
-    temporary_file,
+    file_in_memory,
 )
 
 #: A token is renewed this long (seconds) before it expires.
@@ -27,8 +27,8 @@ _EARLY = 300.0
 class KubeconfigSettings:
     """The server, the files for TLS and the token of one context.
 
-    Content in the kubeconfig itself is written to files, because OpenSSL reads nothing
-    else; they are removed with this object.
+    Content in the kubeconfig itself is written to files in memory, because OpenSSL reads nothing
+    else; they end with this object.
     """
 
     def __init__(self, paths: str, context: str) -> None:
@@ -109,7 +109,7 @@ class KubeconfigSettings:
         elif "clientCertificateData" in status and "clientKeyData" in status:
             pair = [str(status[f"client{name}Data"]) for name in ("Certificate", "Key")]
             self.cert_file, self.key_file = (
-                temporary_file(text.encode(), self._ends) for text in pair
+                file_in_memory(text.encode(), self._ends) for text in pair
             )
         else:
             raise _wrong(user, "exec: it gave neither a token nor a certificate with its key")
