@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.local.place import StorePlace
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.node_names import RELEASED, TAINT
 from aggregator.cluster.port import (
     UNGUARDED,
@@ -32,7 +34,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.slurm.client import ControllerFacts
 from aggregator.cluster.slurm.cluster import SlurmCluster
-from aggregator.cluster.slurm.drain import OurDrain
+from aggregator.cluster.slurm.drain import FOREIGN, OurDrain
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
 from tests.support.present import present
 
@@ -527,4 +529,19 @@ async def test_a_reboots_cancellation_drains_no_node_again_that_was_released_mea
     else:
         assert await reboots.cancel("n1", "reboot-1")
     assert slurm.nodes["n1"].has_drain is not undone
+    await controller.cluster.close()
+
+
+async def test_a_cordon_of_the_local_kind_is_anothers_drain_to_slurm(tmp_path: Path) -> None:
+    """A site may go on with its file when it changes the kind of its cluster."""
+    path = tmp_path / "cluster.db"
+    local = LocalCluster(path, commands=Commands(cordon=("true",)), wall=lambda: 1.0)
+    await local.start()
+    await local.create_quarantine("n1", SPEC)
+    await local.patch_node(present(await local.read_node("n1")), MARK)
+    await local.close()
+    controller = Controller(path, FakeSlurm(random.Random(1), quiet=True))
+    await controller.start()
+    assert await controller.cluster.recorded("n1") == FOREIGN
+    await controller.observe()
     await controller.cluster.close()

@@ -63,8 +63,9 @@ from aggregator.runtime.worker_thread import WorkerThread
 POLL = 0.25
 #: How soon a file that could not be read is tried again, in seconds.
 AGAIN = 1.0
-#: The record of a drain: the command `cordon` was begun, and no `release` has succeeded since.
-_CORDON_BEGUN = "begun"
+#: The record of a drain: the command `cordon` was begun, and no `release` has succeeded since. To
+#: Slurm, with which the file may be used later, that is a drain by another.
+_CORDON_BEGUN = '{"reason": "", "user": "", "foreign": true}'
 
 P = ParamSpec("P")
 T = TypeVar("T")
