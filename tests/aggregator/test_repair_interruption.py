@@ -105,6 +105,23 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(
 
 
 @in_virtual_time
+async def test_an_order_whose_operation_is_gone_goes_on_where_its_repairer_takes_each_id_once() -> (
+    None
+):
+    site = Site()
+    site.shop.boots, site.twice = False, True
+    site.world.operations.person_requests("n2", "reboot", "anothers")
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    [ordered] = site.shop.orders
+    site.world.operations.remove(site.world.operations.by_name[ordered.operation])
+    await site.settles(lambda: len(site.shop.orders) > 1)
+    assert {one.operation for one in site.shop.orders} == {ordered.operation} == {*site.shop.done}
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    site.check()
+
+
+@in_virtual_time
 async def test_the_time_of_a_reservation_passes_for_a_later_controller_without_any_write() -> None:
     """The order of a released node may still come until its deadline, and no longer."""
     site = Site()

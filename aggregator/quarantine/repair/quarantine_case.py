@@ -272,7 +272,8 @@ class QuarantineCase(OperationCase):
             self.poll_in(float("-inf"))  # decide again
             return None
         operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
-        if self._of.engine.may_be_sent(operation):  # and no object has it, as after a restored etcd
+        repeatable = self._of.settings.repairers[step.repair].repairer.sends_twice
+        if not repeatable and self._of.engine.may_be_sent(operation):  # as after a restored etcd
             why = f"the operation {operation} is gone, and its order may have been carried out"
             if self._repair.exhausted != why:  # a test before the release is due all the same
                 await self._of.status.exhaust(self._state, fresh, why)
