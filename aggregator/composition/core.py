@@ -220,9 +220,6 @@ class _Acts:
             uncordon=settings.uncordon,
             marks=settings.marks,
         )
-        self.adopter = MarkAdopter(
-            record_writer=writer, acts=acts, release_actions=self.release, pools=pools
-        )
         self.restorer = MarkRestorer(acts=acts, rules=settings.marks)
         self.start_checks = RepairStartChecks(
             cluster=cluster,
@@ -249,6 +246,13 @@ class _Acts:
             pool_label=settings.limits.pool_label,
         )
         self.repairs = RepairRunner(self.quarantined)
+        self.adopter = MarkAdopter(
+            record_writer=writer,
+            acts=acts,
+            release_actions=self.release,
+            pools=pools,
+            orders=self.repairs,
+        )
         tests = NodeTestContext(
             cluster=cluster,
             engine=self.operations,

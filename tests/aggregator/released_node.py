@@ -78,7 +78,11 @@ class Back(Bench):
             acts=self.acts,
             release_actions=self.back,
             pools=all_in_mode(Action.DRAIN),
+            orders=SimpleNamespace(withdraw=self._withdraw_orders),
         )
+
+    async def _withdraw_orders(self, *_: Any) -> None:
+        """This node has none."""
 
     async def _after(self, _: Any, quarantine: Quarantine) -> None:
         self.finished.append(quarantine)

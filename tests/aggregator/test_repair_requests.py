@@ -84,6 +84,24 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
     assert ("n1" in counts) is (outcome == "Unknown")
 
 
+@pytest.mark.parametrize("cancels", [False, True])
+@in_virtual_time
+async def test_an_order_is_cancelled_though_its_quarantine_was_taken_away_by_force(
+    *, cancels: bool
+) -> None:
+    """That is a person's release too: a Machine that stayed marked would be replaced with work."""
+    site = Site()
+    site.shop.boots, site.shop.cancels = False, cancels
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    [order] = site.shop.orders
+    site.world.person_removes_by_force("n1")
+    await site.settles(lambda: not is_marked(site.world.nodes["n1"]), within=30)
+    assert site.shop.cancelled == site.shop.cleaned == [order.operation]
+    assert reported_ends(site) == ["Cancelled" if cancels else "Unknown"]
+    await site.settles(lambda: phases(site) == {order.operation: reported_ends(site)[0]}, within=30)
+
+
 @pytest.mark.parametrize("call", ["read_outcome", "cancel", "clean_up"])
 @in_virtual_time
 async def test_a_persons_release_waits_for_no_repairer_that_hangs(

@@ -358,8 +358,8 @@ class LocalCluster:
         return await self._write(self._open.write_node, after)
 
     async def _cordon(self, name: str, guard: Guard) -> None:
-        """What is noted before outlasts a command whose success is not known: a release undoes that
-        too.
+        """The note before the command outlasts one whose success is not known: a release undoes
+        that command too.
         """
         await guard()
         before = await self._in_thread(self._open.drain_of, name)

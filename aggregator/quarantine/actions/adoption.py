@@ -8,6 +8,7 @@ definition.
 
 import logging
 from dataclasses import replace
+from typing import Protocol
 
 from attrs import define
 
@@ -47,6 +48,15 @@ _UNREADABLE = f"sickbay had marked the node, and its {APPLIED} can't be read"
 _KEPT = "its node was marked, and the Quarantine was gone: made again, and the marks are kept"
 
 
+class OpenOrders(Protocol):
+    """`RepairRunner`, as far as it is used here."""
+
+    async def withdraw(self, node_state: NodeState, gone: Quarantine | None = None) -> None:
+        """The node is released: cancel the order that may act. ``gone``: the Quarantine, which was
+        taken away. A failure does not hold it up.
+        """
+
+
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class MarkAdopter:
     """Makes the Quarantine of marks again, or undoes them; for one node at a time."""
@@ -55,6 +65,7 @@ class MarkAdopter:
     _acts: NodeActions
     _release_actions: ReleaseActions
     _pools: NodePools
+    _orders: OpenOrders
 
     async def adopt(self, node_state: NodeState) -> None:
         """Make the Quarantine again where the node's marks, or what is remembered, call for it.
@@ -155,6 +166,9 @@ class MarkAdopter:
 
     async def sweep(self, node_state: NodeState) -> None:
         """Undo the marks of a quarantine that a person deleted past its finalizer."""
+        orphaned = node_state.own_quarantine_view().take_orphaned()
+        if orphaned is not None:
+            await self._orders.withdraw(node_state, orphaned)
         entry, trouble = await self._release_actions.entry(node_state.node)
         if await self._unmark(node_state, node_state.quarantine_view.orphan):
             text = "its quarantine was taken away by a person: released"

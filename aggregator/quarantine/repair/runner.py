@@ -6,7 +6,14 @@ import contextlib
 from attrs import define, field
 
 from aggregator.cluster.operations import with_attempts
-from aggregator.cluster.port import ClusterError, Quarantine, RepairState, RepairStatus
+from aggregator.cluster.port import (
+    BUSY,
+    ClusterError,
+    Quarantine,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.release import RECORD_WITHIN
@@ -124,16 +131,16 @@ class RepairRunner:
             kind, details = EventKind.REPAIR_SUPPRESSED, {"repair": repair}
             self._of.acts.emit_event(node_state, kind, text, details)
 
-    async def withdraw(self, node_state: NodeState) -> None:
+    async def withdraw(self, node_state: NodeState, gone: Quarantine | None = None) -> None:
         """The node is released: people's requests end, and an order that may act is cancelled,
-        once.
+        once. ``gone``: the Quarantine, where a person has taken it away.
         """
-        quarantine = node_state.quarantine
+        quarantine = gone or node_state.quarantine
         if quarantine is None:
             return
         await self._of.status.end_requests(quarantine)
         case = self._case(node_state, quarantine)
-        attempt = case.busy
+        attempt = case.busy if gone is None else _open_of(gone)
         if attempt is None:
             await self._forget_unbegun(quarantine)
         if attempt is None or self._withdrawn.get(node_state.node) == attempt.operation:
@@ -148,3 +155,9 @@ class RepairRunner:
         ended = with_end(attempt, outcome, self._of.clocks.wall())
         self._of.engine.announce(case, ended, outcome.text)
         await self._of.status.end_with_release(node_state, attempt, ended)
+
+
+def _open_of(quarantine: Quarantine) -> RepairAttempt | None:
+    """The attempt that may act."""
+    repair = quarantine.status.repair or RepairStatus()
+    return next((one for one in repair.attempts if one.state in BUSY), None)

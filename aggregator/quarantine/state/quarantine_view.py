@@ -51,7 +51,8 @@ class QuarantineView:
 
     ``restored``: the uid of the quarantine whose evidence was restored into memory.
     ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
-    ``orphan``: the uid of a quarantine that a person deleted without its undo.
+    ``orphan``: the uid of a quarantine that a person deleted without its undo; ``orphaned``: its
+    object, whose orders are still open.
     ``vanished``: the uid of one that a read no longer found; a watch event shows its fate.
     ``to_adopt``: our marks, or an entry made by hand, may have lost their object: to be adopted.
     ``unclaimed``: our marks are on it without an object, and we make no new one; else empty.
@@ -80,6 +81,7 @@ class QuarantineView:
     restored: str = ""
     ended: str = ""
     orphan: str = ""
+    orphaned: Quarantine | None = None
     vanished: str = ""
     to_adopt: bool = False
     unclaimed: str = ""
@@ -119,6 +121,7 @@ class QuarantineView:
             self.repair_poll = 0.0
         self.write(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
+        self.orphaned = None
         self.to_adopt, self.remains = False, None
         if self.restored == quarantine.uid and known is not None and known.spec == quarantine.spec:
             return False
@@ -147,7 +150,7 @@ class QuarantineView:
         """A read found no object: the watch shows whether a person deleted it."""
         known, self.quarantine = self.quarantine, None
         if known is not None and known.uid != self.ended:
-            self.vanished = known.uid
+            self.vanished, self.orphaned = known.uid, known
 
     def end(self, uid: str, *, with_definition: bool) -> None:
         """A watch event: the object is gone, by itself or with its definition."""
@@ -161,6 +164,7 @@ class QuarantineView:
             self.to_adopt = True
         elif not is_foreign and uid != self.ended:
             self.orphan = uid  # of another replica's node too: it may become ours
+            self.orphaned = known or self.orphaned
         self.ended = uid
 
     def lose_definition(self, quarantine: Quarantine) -> None:
@@ -210,6 +214,11 @@ class QuarantineView:
     def drop_remains(self) -> None:
         """There is nothing to adopt."""
         self.unclaimed, self.remains = "", None
+
+    def take_orphaned(self) -> Quarantine | None:
+        """The object of the orphan, once."""
+        orphaned, self.orphaned = self.orphaned, None
+        return orphaned
 
     def forget_orphan(self) -> None:
         self.orphan = ""
