@@ -5,7 +5,8 @@ below what it was: degraded), ``slow`` (under load, below two thirds of the GPUs
 ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
 ``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``unlike-siblings`` (the
 width of this GPU alone can't be read twice in a row: ``siblings``), ``no-sysfs`` (unknown).
-Off where no source reports any link, as in some virtual machines. The speed falls when a GPU is
+Off where no source reports any link, as in some virtual machines; in those that show none, NVML's
+replays count alone. The speed falls when a GPU is
 idle, so only samples of GPUs at work are compared.
 """
 
@@ -60,7 +61,9 @@ class GpuPcie(gpu_common.GpuCheck):
         if not links:
             return self._per_gpu.report({"": (Status.UNKNOWN, "no-sysfs", "no GPU on the PCI bus")})
         replays = {g.pci: g.replays for g in sample.gpus if g.pci and g.replays is not None}
-        if not replays and all(link == PcieLink(speed=link.speed) for link in links.values()):
+        if not replays and all(
+            link == PcieLink(speed=link.speed, is_hidden=link.is_hidden) for link in links.values()
+        ):
             return Off("neither sysfs nor NVML reports GPU link faults")
         usual = 0 if self._siblings is Status.OK else _usual(list(links.values()))
         faster = self._faster_siblings(links, _at_work(sample))
@@ -157,7 +160,7 @@ def evaluate(
     has it too; ``siblings``: the status of a GPU below these; ``is_unread``: the width can't be
     read for longer than a moment.
     """
-    text = "the width of the link can't be read"
+    text = "no link is shown" if link.is_hidden else "the width of the link can't be read"
     if link.width is not None:
         text = f"{link.width} lanes" + (f" at {link.speed}" if link.speed else "")
     if link.width is not None and link.width < wanted:
@@ -182,7 +185,7 @@ def evaluate(
         return siblings, "slow", f"{text}, and most GPUs of this node work at {usual_speed:g} GT/s"
     if is_unread and usual:
         return siblings, "unlike-siblings", f"{text}, and that of the other GPUs can"
-    if link.width is None:
+    if link.width is None and not link.is_hidden:
         return Status.UNKNOWN, "no-sysfs", text
     return Status.OK, "", text
 

@@ -11,6 +11,8 @@ from nodeagent.sources.small_file import small_text
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")
 #: The most lanes of PCIe: a device that does not answer reads as more.
 _MOST_LANES = 32
+#: PCIE_LNK_WIDTH_UNKNOWN of the kernel: its register of the link's limits is 0.
+_NO_LINK = "255"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class PcieLink:
     fatal: int | None = None
     max_speed: str = ""
     correctable: int | None = None
+    is_hidden: bool = False
+    """The device has no link of its own, as on the root bus of a virtual machine."""
 
     @property
     def gigatransfers(self) -> float | None:
@@ -46,9 +50,11 @@ def read_link(machine: HostRoots, address: str) -> PcieLink:
     """The link of the device at ``address`` ("0000:3b:00.0"). An unreadable value is None."""
     folder = f"{machine.sys}/bus/pci/devices/{address}"
     correctable = _counters(small_text(f"{folder}/aer_dev_correctable"))
+    widest = small_text(f"{folder}/max_link_width")
     return PcieLink(
         width=_lanes(small_text(f"{folder}/current_link_width")),
-        max_width=_lanes(small_text(f"{folder}/max_link_width")),
+        max_width=_lanes(widest),
+        is_hidden=widest == _NO_LINK,
         speed=small_text(f"{folder}/current_link_speed")[:32],
         max_speed=small_text(f"{folder}/max_link_speed")[:32],
         correctable=_total(correctable, "TOTAL_ERR_COR"),

@@ -101,6 +101,20 @@ async def test_a_bus_without_these_files_is_unknown(tmp_path: Path) -> None:
     assert seen.status("") == ("UNKNOWN", "no-sysfs")
 
 
+async def test_a_gpu_that_has_no_link_in_a_virtual_machine_is_not_unknown(tmp_path: Path) -> None:
+    """On a root bus the kernel writes its width as 0, and the most that it could be as 255."""
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        device = bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0"
+        for name, text in {"current_link_width": "0", "max_link_width": "255"}.items():
+            (device / name).write_text(f"{text}\n")
+        check = bench.build(gpu_pcie.SPEC)
+        assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
+        bench.gpus.write([gpu(0, replays=81)])
+        bench.later()
+        seen = await run_check(check)
+    assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays")
+
+
 # -- beside the other GPUs ------------------------------------------------------------------------
 
 AT_WORK, IDLE = 0x4, 0x1  # nvmlClocksEventReasonSwPowerCap, GpuIdle
