@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.terminal.kmsg_file import decode_file, table
+from nodeagent.terminal.log_file.lines import LONGEST_LINE
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 ENTRY = {"MESSAGE": XID, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}
@@ -97,6 +98,21 @@ def test_an_entry_of_the_journal_without_the_writer_s_fields_is_a_text_alone(
     entry = {"MESSAGE": XID, "__REALTIME_TIMESTAMP": "1764421200000000", "_BOOT_ID": "3f2a"}
     assert codes(tmp_path, json.dumps(entry)) == [("", "xid:79")]
     assert codes(tmp_path, json.dumps({**entry, "_PID": "4711"})) == []
+
+
+@pytest.mark.parametrize("stored", ["loki", "elasticsearch", "list"])
+def test_a_long_answer_of_a_store_on_one_line_is_read_to_its_end(
+    tmp_path: Path, stored: str
+) -> None:
+    lines = [*(f"[ {at}.000000] an ordinary line" for at in range(3000)), f"[ 3001.000000] {XID}"]
+    answers: dict[str, Any] = {
+        "loki": {"data": {"result": [{"stream": {}, "values": [["1", one] for one in lines]}]}},
+        "elasticsearch": {"hits": {"hits": [{"_source": {"message": one}} for one in lines]}},
+        "list": [{"message": one} for one in lines],
+    }
+    text = json.dumps(answers[stored])
+    assert len(text) > 2 * LONGEST_LINE
+    assert codes(tmp_path, text) == [("", "xid:79")]
 
 
 def test_lines_of_the_driver_without_a_stamp_are_decoded_after_the_name_of_a_machine(

@@ -6,8 +6,10 @@ from typing import IO
 
 #: A line of megabytes is no line of a log: the rest of it is skipped.
 LONGEST_LINE = 64 * 1024
-#: Except of ``dmesg --json | jq -c``, which has the whole log on one line.
-_ONE_LINE_LOG = (b'{"dmesg":', 8 * 1024 * 1024)
+#: Except of JSON, which may have the whole log on one line: the answer of a log store's API, and
+#: ``dmesg --json | jq -c``.
+_LONGEST_JSON = 8 * 1024 * 1024
+_JSON = re.compile(rb'(?:\xef\xbb\xbf)?[ \t]{0,8}(?:\{ ?"|\[ ?[{["])')
 
 # ECMA-48: CSI sequences (colours), OSC sequences (titles), character sets.
 _TERMINAL = re.compile(
@@ -23,8 +25,8 @@ def numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := file.readline(LONGEST_LINE):
         number += 1
-        if line.startswith(_ONE_LINE_LOG[0]) and not line.endswith(b"\n"):
-            line += file.readline(_ONE_LINE_LOG[1])
+        if not line.endswith(b"\n") and _JSON.match(line):
+            line += file.readline(_LONGEST_JSON)
         yield number, line
         while not line.endswith(b"\n") and line:
             line = file.readline(LONGEST_LINE)
