@@ -104,7 +104,7 @@ def test_an_entry_of_the_journal_without_the_writer_s_fields_is_a_text_alone(
 def test_a_long_answer_of_a_store_on_one_line_is_read_to_its_end(
     tmp_path: Path, stored: str
 ) -> None:
-    lines = [*(f"[ {at}.000000] an ordinary line" for at in range(3000)), f"[ 3001.000000] {XID}"]
+    lines = [*(f"[ {at}.000000] an ordinary line" for at in range(4000)), f"[ 4001.000000] {XID}"]
     answers: dict[str, Any] = {
         "loki": {"data": {"result": [{"stream": {}, "values": [["1", one] for one in lines]}]}},
         "elasticsearch": {"hits": {"hits": [{"_source": {"message": one}} for one in lines]}},
