@@ -228,3 +228,12 @@ class Disasters(ControllerMachine):
 
 Disasters.TestCase.settings = settings(HOW, max_examples=60, stateful_step_count=30)
 TestDisasters = Disasters.TestCase
+
+
+def test_a_pod_that_a_restored_etcd_brings_back_is_evicted_once_more() -> None:
+    play = Disasters()
+    play.a_fleet_with_quarantines(gpu="GPU-1")
+    play.a_check_flaps(name="n2", times=3)
+    play.etcd_is_restored(name="n1")
+    play.teardown()
+    assert not play.watch.wrong

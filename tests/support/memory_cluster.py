@@ -177,6 +177,9 @@ class World:
         self.operations.by_name = dict(backup.operations)
         self.clock = backup.clock
         self.facts.lose_objects(self.now)
+        for pod in self.pods.values():
+            if not pod.deleting:
+                self.facts.evicted.pop(pod.uid, None)  # it is back, and has to leave once more
         self._before.clear()
         self.interrupt_view("etcd was restored")
 
