@@ -61,7 +61,7 @@ from aggregator.quarantine.decide.maintenance import MaintenanceRules
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
 from aggregator.quarantine.decide.node_events import EventRules
 from aggregator.quarantine.decide.pools import MOST_POOLS, Pool
-from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.repair import MOST_DOMAINS, RepairMode
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.settings import ReconcilerRules, SilenceRules
 from aggregator.runtime.cli_flags import NAMESPACE, target_flags
@@ -230,7 +230,7 @@ class AgentsConfig(SilenceRules):
 class LimitsConfig(CommonLimits, Limits):
     """Admission, and what is a common cause."""
 
-    domain_labels: LabelKeys = (
+    domain_labels: Annotated[LabelKeys, Field(max_length=MOST_DOMAINS - 1)] = (
         "network.topology.nvidia.com/leaf",
         "topology.kubernetes.io/rack",
     )

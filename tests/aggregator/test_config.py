@@ -191,6 +191,10 @@ BAD: list[tuple[str, str]] = [
     ("limits: {clique_label: /a}", 'limits.clique_label: "/a"; expected the key of a label'),
     ("limits: {domain_labels: [a/b, 'r!']}", 'limits.domain_labels[1]: "r!"; expected the key of'),
     ("limits: {domain_labels: ['']}", "limits.domain_labels[0]: "),
+    (
+        f"limits: {{domain_labels: [{', '.join(f'a{n}' for n in range(32))}]}}",
+        "limits.domain_labels: a list; expected Tuple should have at most 31 items",
+    ),
     ("history: {keep: 0s}", 'history.keep: "0s"; expected at least "1h"'),
     ("repair: {window: 1ms}", 'repair.window: "1ms"; expected at least "1h"'),
     (

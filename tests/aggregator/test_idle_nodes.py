@@ -24,7 +24,7 @@ from aggregator.quarantine.repair.protocol import (
 )
 from aggregator.repairers.gpu_use import GpuUse
 from tests.support.gpu_reports import GpuReports
-from tests.support.idle_node_tests import HOUR, IdleNodes, prevent
+from tests.support.idle_node_tests import HOUR, RACK, IdleNodes, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
     FAILED,
@@ -148,6 +148,20 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     site.check()
     assert len(site.program.operations) == len(names)
     assert parse_record(site.world.record.text).node_tests == {}
+
+
+@in_virtual_time
+async def test_the_last_of_many_failure_domains_counts_too() -> None:
+    """Its clique, which comes after all labels of places."""
+    site = IdleNodes("n1", "n2", racks={"n1": "one", "n2": "one"}, verdicts=(GOING,))
+    site.domain_labels = (*(f"example.test/level-{number}" for number in range(30)), "", RACK)
+    for name in site.names:
+        node = site.world.nodes[name]
+        levels = dict.fromkeys(site.domain_labels[:30], f"of-{name}")
+        site.world.nodes[name] = replace(node, labels={**node.labels, **levels})
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(parse_record(site.world.record.text).node_tests) == 1
 
 
 @in_virtual_time

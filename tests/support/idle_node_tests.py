@@ -94,7 +94,7 @@ class IdleNodes(NewNodes):
             "concurrent": 2,
             "concurrent_percent": 100.0,
         }
-        self.rules = {}
+        self.rules, self.domain_labels = {}, (RACK,)
         self.timeout = TIMEOUT
         self.pause = 60.0
         self.profiles, self.gives_way = frozenset({"quick", "standard"}), True
@@ -119,7 +119,7 @@ class IdleNodes(NewNodes):
         )
         if self.gpu_use is not None:
             entry = replace(entry, repairer=UnlessGpuInUse(one, self.gpu_use))
-        return RepairSettings(rules, {"test": entry}, (RACK,))
+        return RepairSettings(rules, {"test": entry}, self.domain_labels)
 
 
 def dying_before_the_order(world: World) -> MemoryCluster:

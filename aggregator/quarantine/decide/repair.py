@@ -55,6 +55,8 @@ from aggregator.rfc3339 import span
 
 #: Attempts of one quarantine.
 MOST_ATTEMPTS = 20
+#: Failure domains of one node: the definition of operations takes no more. One more than places.
+MOST_DOMAINS = 32
 
 _KURED = "weave.works/kured-reboot-in-progress"
 _KARPENTER = "karpenter.sh/nodeclaim-termination-timestamp"

@@ -33,8 +33,6 @@ from aggregator.quarantine.state.registry import NodePools
 from aggregator.runtime.text import some_of
 
 _MOST_NAMED = 3
-#: Failure domains of a reservation.
-_MOST_DOMAINS = 8
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -83,7 +81,7 @@ class NodeTestChecks:
         request, labels = self.request(node.name), self.shared.settings.domain_labels
         watched.uid, watched.boot_id = node.uid, node.boot_id
         watched.tainted = is_tainted(node, self.shared.rules.taint)
-        watched.domains = domains_of(node.labels, labels)[:_MOST_DOMAINS]
+        watched.domains = domains_of(node.labels, labels)
         watched.test, watched.problem = self.store.last(node.name, node.uid)
         watched.requested = request.name if request is not None else ""
 

@@ -84,8 +84,6 @@ from aggregator.quarantine.state.race import while_in_force
 
 T = TypeVar("T")
 
-#: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
-_MOST_DOMAINS = 32
 #: Times of attempts are in whole parts of this long (seconds).
 _LATER = 0.001
 #: This long a release waits for what an order left to be removed (seconds): it must not be held up.
@@ -295,7 +293,7 @@ class QuarantineCase(OperationCase):
             state=RepairState.ORDERING,
             boot_id=node.boot_id or boot_of(self._state),
             node_uid=node.uid,
-            domains=domains_of(node.labels, self._of.settings.domain_labels)[:_MOST_DOMAINS],
+            domains=domains_of(node.labels, self._of.settings.domain_labels),
             request=step.request,
             began_at=now,
             deadline_at=now + self._of.settings.repairers[step.repair].timeout,
