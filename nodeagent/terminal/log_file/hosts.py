@@ -11,8 +11,9 @@ r"""The name of a machine before each line, as tools write it that read the logs
   node17``: pssh; ``node17:`` before indented lines: salt;
 - ``ok: [node17] => {...}``: ansible-playbook, in JSON or YAML;
 - the name between two lines of hyphens: dshbak, ``clush -b``; ``== node17 ==``, ``==> FILE <==``;
-- ``> text``: a quotation; ``2026-04-22T21:23:52+00:00 STREAM {...}``: ``aws logs tail``; with a tag
-  instead of the stream: fluentd;
+- ``> text``, ``| text``, ``+text``: a quotation, a difference;
+- ``2026-04-22T21:23:52+00:00 STREAM {...}``: ``aws logs tail``; with a tag instead of the stream:
+  fluentd;
 - ``NAMESPACE/POD[CONTAINER]: text``: kail;
 - ``node17 [  123.4] text``, ``node17,[  123.4] text``: a loop;
 - ``2026-04-22T21:23:52Z 2026-04-22T21:23:50+0000 node17 kernel: text``: ``kubectl logs
@@ -74,7 +75,7 @@ _PREFIXES = (
         rb"(?=\[ *\d{1,10}\.\d|<\d|\d,\d|\[[A-Z][a-z]{2} |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
         rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)"
     ),
-    re.compile(rb"()(?:(?:> ?){1,5}|[-*] )(?=\S)"),
+    re.compile(rb"()(?:(?:(?:>|&gt;) ?){1,5}|[-*|] |\+)(?=\S)"),
 )
 #: The most prefixes within one another.
 _NESTED = 3
