@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Guard, GuardRefused, HookState, Phase
+from aggregator.cluster.port import Conflict, Guard, GuardRefused, HookState, Phase
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
@@ -16,7 +16,7 @@ from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
 from tests.support.deaths import at_each_change
 from tests.support.drains import GANG, ILL, begun, drained, status, world_with
-from tests.support.memory_cluster import World, phase_of
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
@@ -149,6 +149,30 @@ async def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(
     await until(lambda: not world.quarantines, within=120)  # done, or given up
     failed = replica.notes.kinds("n1").count("quarantine.hook_failed")
     assert failed == (answer is FAILED)
+
+
+@pytest.mark.parametrize(("answer", "ends"), [(DONE, HookState.DONE), (FAILED, HookState.GIVEN_UP)])
+@virtual_time.in_virtual_time
+async def test_a_hook_whose_end_can_not_be_written_is_not_called_again(
+    answer: HookAnswer, ends: HookState
+) -> None:
+    world = world_with("a")
+    hook, refused = PlayedHook(world, [answer]), 0
+
+    def fails(call: str) -> Conflict | None:
+        nonlocal refused
+        if call != "write_quarantine_status" or not hook.ended or refused == 20:
+            return None
+        refused += 1
+        return Conflict("it was changed meanwhile")
+
+    settings = hooked(hook, pre_evict_timeout=5, go_on=True)
+    replica = await begun(world, settings, cluster=MemoryCluster(world, fails=fails))
+    await drained(world, within=HOUR)
+    assert (len(hook.asked), refused) == (1, 20)
+    assert status(world).pre_evict.state is ends
+    kinds = replica.notes.kinds("n1")
+    assert kinds.count("quarantine.hook") + kinds.count("quarantine.hook_failed") == 1
 
 
 @virtual_time.in_virtual_time

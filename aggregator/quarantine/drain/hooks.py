@@ -79,6 +79,8 @@ class HookRunner:
         self._rules = rules
         self._rng = rng
         self._lane = asyncio.Semaphore(rules.at_once)
+        #: Per node, the end of ``pre_evict`` that is still to be written.
+        self._unwritten: dict[str, HookStatus] = {}
 
     def is_due(self, status: QuarantineStatus) -> bool:
         """Whether the hook before the evictions has to be called (again)."""
@@ -96,6 +98,9 @@ class HookRunner:
             known = HookStatus(HookState.RUNNING, started_at=round(self._acts.clocks.latest(), 3))
             message = "drain.pre_evict is called; the drain waits for it"
             await self._write(node_state, known, message)
+        ended = self._unwritten.get(node_state.node)
+        if ended is not None and ended.started_at == known.started_at:
+            return await self._end(node_state, ended)
         return await self._until_done(node_state, hook, known, still)
 
     async def _until_done(
@@ -109,18 +114,15 @@ class HookRunner:
             if answer is None:
                 return False
             if answer.result is HookResult.DONE:
-                await self._end(node_state, HookState.DONE, known, answer.text)
-                self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
-                return True
+                ended = replace(known, state=HookState.DONE, message=answer.text[:_MOST_TEXT])
+                return await self._end(node_state, ended)
             if not still():
                 return False  # the call may have been refused: the next controller calls it
             text = f"{answer.result.value}: {answer.text}".rstrip(": ")
             late = self._acts.clocks.earliest() >= known.started_at + limit
             if late and self._rules.go_on:
-                await self._end(node_state, HookState.GIVEN_UP, known, text)
-                over = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
-                self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", over)
-                return True
+                ended = replace(known, state=HookState.GIVEN_UP, message=text[:_MOST_TEXT])
+                return await self._end(node_state, ended)
             newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
             if newly or self._acts.clocks.now() - written_at >= _STATUS_EVERY:
                 over = f" was not done in {limit:g} s; the drain waits" if late else ""
@@ -203,12 +205,19 @@ class HookRunner:
         except TimeoutError:
             return HookAnswer(HookResult.FAILED, "too many hooks are at work (drain.hooks_at_once)")
 
-    async def _end(
-        self, node_state: NodeState, state: HookState, known: HookStatus, text: str
-    ) -> None:
-        at, text = self._acts.clocks.wall(), text[:_MOST_TEXT]
-        ended = replace(known, state=state, ended_at=at, message=text)
+    async def _end(self, node_state: NodeState, ended: HookStatus) -> bool:
+        """Write and report it. Where the write fails, it is made again without a further call."""
+        self._unwritten[node_state.node] = ended
+        ended = replace(ended, ended_at=self._acts.clocks.wall())
         await self._write(node_state, ended, self._acts.words.draining)
+        del self._unwritten[node_state.node]
+        if ended.state is HookState.DONE:
+            self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
+            return True
+        limit = self._rules.pre_evict_timeout
+        over = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {ended.message}"
+        self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", over)
+        return True
 
     async def _write(self, node_state: NodeState, hook: HookStatus, message: str) -> None:
         quarantine = node_state.quarantine
