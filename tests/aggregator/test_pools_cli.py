@@ -202,7 +202,7 @@ def test_a_selector_whose_lines_are_commented_out_does_not_select_the_fleet(
         ("{name: a}", "pools[0].selector: missing"),
         ("{name: a, selector: {}, mode: drian}", "expected observe, cordon or drain (did you mean"),
         ("{name: a, selector: {}, limits: {concurrent: 0}}", "pools[0].limits.concurrent: 0; exp"),
-        ("{name: a, selector: {}, limits: {new_per_window: 201}}", "expected at most 200"),
+        ("{name: a, selector: {}, limits: {new_per_window: 5001}}", "expected at most 5000"),
         ("{name: a, selector: {}}, {name: a, selector: {}}", "expected each name once"),
         ("{name: a, selector: {matchLabels: {p: [x]}}}", "pools[0].selector.matchLabels.p: a list"),
     ],
