@@ -12,11 +12,13 @@ has to search for its noun; CONTRIBUTING.md gives the rule. Questions are allowe
 """
 
 import ast
+import functools
 import gc
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 1.2
@@ -65,11 +67,25 @@ def texts(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     if path.suffix == ".md":
         yield from _paragraphs(source)
         return
-    tree = ast.parse(source)
-    yield from _docstrings(tree)
-    yield from _comments(source)
+    yield from _docstrings_and_comments(source)
     if path.relative_to(ROOT).parts[0] in MESSAGES:
-        yield from messages(tree)
+        yield from messages(source)
+
+
+@functools.lru_cache(maxsize=1)
+def _parse(source: str) -> ast.Module:
+    """Each count of a file is of one tree: to parse it takes most of the time."""
+    return ast.parse(source)
+
+
+@functools.lru_cache(maxsize=1)
+def _nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(_parse(source)))
+
+
+@functools.lru_cache(maxsize=1)
+def _docstrings_and_comments(source: str) -> list[tuple[int, str]]:
+    return [*_docstrings(_parse(source)), *_comments(source)]
 
 
 def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
@@ -106,11 +122,11 @@ def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield from _docstrings(statement)
 
 
-def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def messages(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of the strings of three words or more that are no docstrings; in the text x
     stands for each value of an f-string.
     """
-    nodes = list(ast.walk(tree))
+    nodes = _nodes(source)
     docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     strings = (node for node in nodes if isinstance(node, ast.JoinedStr))
     parts = {id(part) for whole in strings for part in whole.values}
@@ -177,22 +193,11 @@ def documents() -> list[pathlib.Path]:
 def idiom_of_comments(source: str) -> tuple[int, list[tuple[int, str]]]:
     """As `idiom`, of the docstrings and comments of Python; the line is where the text begins."""
     words, found = 0, []
-    for line, text in (*_docstrings(ast.parse(source)), *_comments(source)):
+    for line, text in _docstrings_and_comments(source):
         size, verbs = idiom(text)
         words += size
         found += [(line, verb) for _, verb in verbs]
     return words, found
-
-
-def idiom_rate(*, listed: bool, under: list[pathlib.Path]) -> float:
-    """Prints how many such verbs documents and comments have in 1,000 words, and returns the higher
-    rate.
-    """
-    code = [path for path in files() if path.relative_to(ROOT).parts[0] in MESSAGES]
-    return max(
-        _rate("documents", documents(), idiom, listed=listed, under=under),
-        _rate("comments", code, idiom_of_comments, listed=listed, under=under),
-    )
 
 
 def idiom_in_code(source: str) -> list[tuple[int, str]]:
@@ -200,9 +205,9 @@ def idiom_in_code(source: str) -> list[tuple[int, str]]:
     one of _VERBS.
     """
     found: list[tuple[int, str]] = []
-    if not _has_verb(source):  # most modules; to parse them takes seconds
+    if not _has_verb(source):  # most modules
         return found
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = _nodes(source)
     docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         match node:
@@ -226,61 +231,52 @@ def _has_verb(text: str) -> bool:
     return not _VERBS.isdisjoint(word.lower() for word in set(_WORD.findall(text)))
 
 
-def number_in_code(*, listed: bool, under: list[pathlib.Path]) -> int:
-    """Prints how many names and strings have such verbs, and returns the number."""
-    number = 0
-    for path in files():
-        if path.suffix != ".py" or path.relative_to(ROOT).parts[0] not in MESSAGES:
-            continue
-        if under and not any(path.is_relative_to(one) for one in under):
-            continue
-        found = idiom_in_code(path.read_text())
-        number += len(found)
-        for line, text in found if listed else ():
-            print(f"{path.relative_to(ROOT)}:{line}: {text[:160]}")
-    print(f"{number} names and strings with verbs of speech or posture (most: {MOST_IN_CODE})")
-    return number
-
-
-def _rate(
-    kind: str,
-    paths: Iterable[pathlib.Path],
-    count_in: Callable[[str], tuple[int, list[tuple[int, str]]]],
-    *,
-    listed: bool,
-    under: list[pathlib.Path],
-) -> float:
-    words = count = 0
-    for path in paths:
-        if under and not any(path.is_relative_to(one) for one in under):
-            continue
-        size, found = count_in(path.read_text())
-        words, count = words + size, count + len(found)
-        for line, verb in found if listed else ():
-            print(f"{path.relative_to(ROOT)}:{line}: {verb}")
-    rate = 1000 * count / max(words, 1)
-    print(f"{count} verbs of speech or posture in {words} words of {kind}: {rate:.2f} in 1,000")
-    return rate
-
-
 def main(arguments: list[str]) -> int:
     listed = "--list" in arguments
     under = [(ROOT / one).resolve() for one in arguments if one != "--list"]
-    words, found = 0, 0
+    words: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+
+    def count(kind: str, path: pathlib.Path, lines: list[tuple[int, str]], size: int) -> None:
+        words[kind] += size
+        found[kind] += len(lines)
+        for line, text in lines if listed else ():
+            print(f"{path.relative_to(ROOT)}:{line}: {text[:160]}")
+
+    written = set(documents())
     for path in files():
         if under and not any(path.is_relative_to(one) for one in under):
             continue
-        for line, text in texts(path):
-            words += len(text.split())
-            for sentence in filter(is_nounless, sentences(text)):
-                found += 1
-                if listed:
-                    print(f"{path.relative_to(ROOT)}:{line}: {sentence[:160]}")
-    rate = 1000 * found / max(words, 1)
-    print(f"{found} sentences without a noun in {words} words: {rate:.2f} in 1,000 (most: {MOST})")
-    spoken = idiom_rate(listed=listed, under=under)
-    in_code = number_in_code(listed=listed, under=under)
-    return int(rate > MOST or spoken > MOST_IDIOM or in_code > MOST_IN_CODE)
+        source, prose = path.read_text(), list(texts(path))
+        size = sum(len(text.split()) for _, text in prose)
+        nounless = [
+            (line, one) for line, text in prose for one in sentences(text) if is_nounless(one)
+        ]
+        count("", path, nounless, size)
+        if path in written:
+            size, verbs = idiom(source)
+            count("documents", path, verbs, size)
+        elif path.suffix == ".py" and path.relative_to(ROOT).parts[0] in MESSAGES:
+            size, verbs = idiom_of_comments(source)
+            count("comments", path, verbs, size)
+            count("code", path, idiom_in_code(source), 0)
+    rates = {
+        kind: 1000 * found[kind] / max(words[kind], 1) for kind in ("", "documents", "comments")
+    }
+    print(
+        f"{found['']} sentences without a noun in {words['']} words: {rates['']:.2f} in 1,000 "
+        f"(most: {MOST})"
+    )
+    for kind in ("documents", "comments"):
+        print(
+            f"{found[kind]} verbs of speech or posture in {words[kind]} words of {kind}: "
+            f"{rates[kind]:.2f} in 1,000"
+        )
+    print(
+        f"{found['code']} names and strings with verbs of speech or posture (most: {MOST_IN_CODE})"
+    )
+    spoken = max(rates["documents"], rates["comments"]) > MOST_IDIOM
+    return int(rates[""] > MOST or spoken or found["code"] > MOST_IN_CODE)
 
 
 def files() -> list[pathlib.Path]:
