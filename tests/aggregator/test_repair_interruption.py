@@ -390,6 +390,31 @@ async def test_lost_answers_of_the_cluster_repeat_no_order(lost: str) -> None:
     assert len(site.shop.done) <= 1
 
 
+@pytest.mark.parametrize("refused", [1, 20])
+@pytest.mark.parametrize("answer", [AnswerState.FAILED, AnswerState.TAKEN])
+@in_virtual_time
+async def test_an_answer_whose_write_fails_is_not_lost(answer: AnswerState, refused: int) -> None:
+    """Else nobody knows whether the order was carried out, and no other rung follows."""
+    site, left = Site(kinds=("reboot", "replace", "ticket")), [refused]
+    site.shop.boots, site.shop.answer = False, RepairAnswer(answer, "the BMC said so")
+
+    def fails(call: str) -> ClusterError | None:
+        if call != "write_operation" or not site.shop.orders or not left[0]:
+            return None
+        left[0] -= 1
+        return Unreachable("503")
+
+    site.start(fails=fails)
+    await site.settles(lambda: site.shop.orders and not left[0], within=TIMEOUT)
+    await later(120)
+    states = {AnswerState.FAILED: RepairState.FAILED, AnswerState.TAKEN: RepairState.ORDERED}
+    assert site.attempts()[0] == ("reboot", states[answer])
+    assert [one.repair for one in site.shop.orders].count("reboot") == 1
+    await later(TIMEOUT)
+    assert site.attempts()[:1] == [("reboot", RepairState.FAILED)]
+    assert len(site.attempts()) > 1
+
+
 # -- cancellations, and ends that are not lost ------------------------------------------------
 
 

@@ -61,6 +61,8 @@ class OperationEngine:
         self._unsent: set[str] = set()
         #: Those whose order this process may have sent, and whose end it has not seen.
         self._sent: set[str] = set()
+        #: By operation, the answers to orders whose effect is still to be written.
+        self._answers: dict[str, RepairAnswer] = {}
 
     async def carry_out(self, case: OperationCase, step: NextOperation) -> None:
         """Do what is next for the operation that is under way, or begin one."""
@@ -71,7 +73,10 @@ class OperationEngine:
             return
         if not self.is_unsent(attempt):  # else it has to keep the limits as they are now
             await self._restore(case, attempt)
+        known = self._answers.get(attempt.operation) if _is_unanswered(attempt) else None
         match step.do:
+            case Do.RESEND | Do.PROVE | Do.END if known is not None:
+                await self._take_answer(case, attempt, known)
             case Do.RESEND | Do.PROVE if self._is_to_be_sent(attempt, step):
                 await self._resend(case, attempt)
             case Do.RESEND | Do.PROVE:
@@ -167,7 +172,7 @@ class OperationEngine:
 
     def _is_to_be_sent(self, attempt: RepairAttempt, step: NextOperation) -> bool:
         """Whether its order is for this process to send: for the first time, or once more."""
-        if attempt.ends_as is not None or attempt.state is not RepairState.ORDERING:
+        if not _is_unanswered(attempt):
             return False
         return self.is_unsent(attempt) or (step.do is Do.RESEND and self._sends_twice(attempt))
 
@@ -229,8 +234,10 @@ class OperationEngine:
     async def _take_answer(
         self, case: OperationCase, attempt: RepairAttempt, answer: RepairAnswer
     ) -> None:
-        """The effect of the answer to an order on the attempt."""
-        outcome = _outcome_of(attempt, answer)
+        """The effect of the answer to an order on the attempt. Where its write fails, the next step
+        makes it again: no later read tells the answer.
+        """
+        outcome, self._answers[attempt.operation] = _outcome_of(attempt, answer), answer
         case.poll_in(POLL_SOON)
         match answer.state:
             case _ if outcome is not None:
@@ -255,6 +262,7 @@ class OperationEngine:
                         "error": answer.text,
                     },
                 )
+        self._answers.pop(attempt.operation, None)
 
     # -- it is proved, and ends -------------------------------------------------------------
 
@@ -375,6 +383,7 @@ class OperationEngine:
         """An end that is durable: report it to the repairer and to people."""
         self._unsent.discard(ended.operation)
         self._sent.discard(ended.operation)
+        self._answers.pop(ended.operation, None)
         case.ended(ended, text, self.calls.note_end(ended.repair, case.node, ended.operation))
 
     async def change(
@@ -391,6 +400,7 @@ class OperationEngine:
         await self._operations.write_status(there, status_of(after, there.status))
         if after.state not in BUSY:
             self._unsent.discard(after.operation)
+            self._answers.pop(after.operation, None)
 
     async def _unchanged(self, attempt: RepairAttempt) -> Operation:
         """The operation as it is now. Raises Conflict where the attempt has changed."""
@@ -399,6 +409,11 @@ class OperationEngine:
         if there is None or read(there) != attempt:
             raise Conflict("the attempt was changed by another process")
         return there
+
+
+def _is_unanswered(attempt: RepairAttempt) -> bool:
+    """Whether no answer to the order is in the attempt."""
+    return attempt.ends_as is None and attempt.state is RepairState.ORDERING
 
 
 def _known_outcome(attempt: RepairAttempt) -> AttemptOutcome | None:
