@@ -10,11 +10,11 @@ from aggregator.clock import Clocks
 from tests.controlplane import waiting
 from tests.support.virtual_time import VirtualTimeLoop
 
-#: Seconds between two looks, at least.
-_SHORT = 0.005
-#: Seconds between two looks, at most; and a pause is this part of the wait so far. Tests on an API
-#: server take larger ones.
-LONG, PART = 0.1, 0.02
+#: Seconds between two looks, at least and at most, and the part of the wait so far that a pause
+#: takes. Tests on an API server take larger ones.
+_SHORT, LONG, PART = 0.01, 0.1, 0.05
+#: The same in virtual time, where hours are waited for.
+_VIRTUAL = (0.005, 1.0, 0.02)
 #: Seconds that a wait in real time lasts at least before it fails.
 PATIENCE = waiting.PATIENCE
 CLOCKS = Clocks(time.monotonic, time.time)
@@ -34,24 +34,23 @@ async def until(
     loop = asyncio.get_running_loop()
     began = loop.time()
     virtual = isinstance(loop, VirtualTimeLoop)
-    longest = 1.0 if virtual else LONG  # hours are waited for there
     within = within if virtual else max(within, PATIENCE)
     while not happened():
         waited = loop.time() - began
         if waited > within:
             told = what() if callable(what) else what
             raise AssertionError(f"not within {within:g} s: {told or happened}")
-        await asyncio.sleep(pause_after(waited, most=longest))
+        await asyncio.sleep(pause_after(waited, *(_VIRTUAL if virtual else (_SHORT, LONG, PART))))
 
 
-def pause_after(waited: float, *, most: float = LONG) -> float:
+def pause_after(waited: float, least: float, most: float, part: float) -> float:
     """Seconds until the next look, after so many seconds of waiting.
 
     A look at an API server costs it, etcd and the test 4 ms of a processor: one each 5 ms took
     half of a processor for as long as the test waited. In virtual time, looks took more than
     what was waited for.
     """
-    return min(max(_SHORT, waited * PART), most)
+    return min(max(least, waited * part), most)
 
 
 def patiently() -> Iterator[int]:
