@@ -315,3 +315,15 @@ class RepairMachine(ControllerMachine):
 
 RepairMachine.TestCase.settings = settings(HOW, max_examples=60)
 TestRepairMachine = RepairMachine.TestCase
+
+
+def test_the_order_of_a_quarantine_that_was_taken_by_force_leaves_nothing_behind() -> None:
+    play = RepairMachine()
+    play.a_node_fails_and_is_to_be_repaired(
+        answer=AnswerState.TAKEN, code="xid:79", death=(17, True), name="n4"
+    )
+    play.a_person_removes_by_force(name="n4")
+    play.teardown()
+    assert play.shop is not None
+    assert play.shop.cleaned
+    assert not play.watch.wrong

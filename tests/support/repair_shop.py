@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from aggregator.cluster.operations import attempt_of
 from aggregator.cluster.port import Guard, RepairState
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
@@ -86,9 +87,9 @@ class Shop:
 
     def remove(self, order: RepairOrder) -> RepairAnswer:
         """The leftovers of the order are removed: while its attempt has no end yet."""
-        quarantine = self.world.quarantines.get(order.node)
-        attempts = quarantine.status.repair if quarantine is not None else None
-        ends = {one.operation: one.state for one in attempts.attempts} if attempts else {}
+        # Its Quarantine may have been taken away by force.
+        attempts = map(attempt_of, self.world.operations.by_name.values())
+        ends = {one.operation: one.state for one in attempts}
         if ends.get(order.operation) not in (RepairState.ORDERING, RepairState.ORDERED):
             self.wrong.append(f"{order.operation}: removed after its end was written")
         self.cleaned.append(order.operation)
