@@ -589,7 +589,9 @@ class Play:
             return
         node.quarantined = False
         self.outcome.returned.append(at - node.since)
-        sick = [one for one in self._lasting(node, at) if one.caught is not None]
+        # What breaks in the moment of the release may be seen before it or after it.
+        broken = [one for one in self._lasting(node, at) if one.story.at < at - _A_TICK]
+        sick = [one for one in broken if one.caught is not None]
         if sick:
             self.outcome.returned_sick.append(sick[-1].cause)
         if self._workshop is not None:
