@@ -26,6 +26,11 @@ class SuggestingParser(argparse.ArgumentParser):
         self._given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's own, which hides that a help can't be written from Python 3.13 on."""
+        if message:
+            (file or sys.stderr).write(message)
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """As argparse's own. Raises OSError for a help that can't be written."""
         sys.stdout.flush()

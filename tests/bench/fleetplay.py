@@ -77,6 +77,8 @@ _NOT_REPAIRED, _FORGOTTEN = 1800.0, DAY
 _RELEASES = 5400.0
 #: Rounds are frequent for so long after the last that a mass event did.
 _AFTERMATH = 3600.0
+#: A sign that shows later than this before a release may be seen after it (seconds).
+_SEEN_WITHIN = 1.0
 #: Sums of seconds differ by less.
 _A_TICK = 1e-6
 #: The module's own names; this one it has imported.
@@ -590,7 +592,7 @@ class Play:
         node.quarantined = False
         self.outcome.returned.append(at - node.since)
         # What breaks in the moment of the release may be seen before it or after it.
-        broken = [one for one in self._lasting(node, at) if one.story.at < at - _A_TICK]
+        broken = [one for one in self._lasting(node, at) if one.story.at < at - _SEEN_WITHIN]
         sick = [one for one in broken if one.caught is not None]
         if sick:
             self.outcome.returned_sick.append(sick[-1].cause)

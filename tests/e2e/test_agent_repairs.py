@@ -419,7 +419,7 @@ def test_kill_9_of_the_aggregator_repeats_no_reset_and_loses_no_result(
 
 @pytest.mark.parametrize(
     ("step", "end", "resets"),
-    [("accepted", "Failed", 0), ("act", "Unknown", 1), ("ended", "", 1)],
+    [("accepted", "Inconclusive", 0), ("act", "Unknown", 1), ("ended", "", 1)],
 )
 def test_kill_9_of_the_agent_repeats_no_reset_and_tells_the_truth(
     node_of: Callable[..., RepairedNode], step: str, end: str, resets: int
@@ -438,13 +438,9 @@ def test_kill_9_of_the_agent_repeats_no_reset_and_tells_the_truth(
             lambda: node.states()[:1] == [("gpu-reset", end)], "its end", timeout_s=120
         )
     assert len(node.resets()) == resets
-    if end == "Failed":
+    if end == "Inconclusive":  # it says nothing about the reset, which is tried again later
         assert "the agent was restarted before it began" in node.attempts[0]["message"]
-        node.stack.until(lambda: node.tools.count("reboot-now"), "the next rung", timeout_s=60)
-        assert node.tools.count("reboot-now") == 1
-        # An order that is left open counts against the limit of the tests after this one.
-        node.reboot()
-        node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+        assert node.tools.count("reboot-now") == 0
     if end == "Unknown":
         node.stack.until(
             lambda: "is not known" in _repair(node)["exhausted"], "a person to be asked"

@@ -35,7 +35,7 @@ TEXTS = {
     "cluster": 1,
     "daemon_cli": 5,
     "jobs": 2,
-    "quarantine": 15,
+    "quarantine": 14,
     "web": 9,
 }
 
