@@ -8,7 +8,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Protocol
 
 from attrs import define
 
@@ -66,11 +68,13 @@ log = logging.getLogger("sickbay.quarantine")
 class _Request:
     """One of the requests to the record, with the future of its caller.
 
-    ``change`` is made in any case, ``propose`` or ``reserve`` is decided on. Without any of these
-    the record is read once more, and rebuilt where it is lost.
+    ``change`` is made in any case, for all requests of it that follow each other at once, with what
+    each is ``about``; ``propose`` or ``reserve`` is decided on. Without any of these the record is
+    read once more, and rebuilt where it is lost.
     """
 
-    change: Callable[[Record], Record] | None = None
+    change: Callable[[Record, list[Any]], Record] | None = None
+    about: Any = None
     propose: Proposal | None = None
     reserve: tuple[RunningOperation, OperationLimits] | None = None
     done: "asyncio.Future[Held | None]" = field(
@@ -236,7 +240,10 @@ class AdmissionRecordWriter:
 
     async def enter(self, entry: Entry) -> None:
         """Count a quarantine made by hand. Never refused."""
-        await self._submit(_Request(lambda record: record.enter([entry], self._policy_hash)))
+        await self._submit(_Request(self._enter, entry))
+
+    def _enter(self, record: Record, entries: list[Entry]) -> Record:
+        return record.enter(entries, self._policy_hash)
 
     async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
         """The same, of a Quarantine that is in force or is about to be made."""
@@ -259,12 +266,12 @@ class AdmissionRecordWriter:
     async def forget_entry(self, entry: Entry | None) -> None:
         """Take the entry out, after its node is undone."""
         if entry is not None:
-            await self._submit(_Request(lambda record: record.forget_nodes([entry])))
+            await self._submit(_Request(Record.forget_nodes, entry))
 
     async def withdraw(self, entry: Entry | None) -> None:
         """Take out an entry on which no action was begun, as if it had never been admitted."""
         if entry is not None:
-            await self._submit(_Request(lambda record: record.withdraw([entry])))
+            await self._submit(_Request(Record.withdraw, entry))
 
     async def reserve(self, proposal: RunningOperation, limits: OperationLimits) -> Held | None:
         """Returns None when the record has the operation under way now, else the hold."""
@@ -280,7 +287,7 @@ class AdmissionRecordWriter:
     async def end_operation(self, operation: str) -> None:
         """It has ended, and counts for no limit any more."""
         if operation in self.record.operations:
-            await self._submit(_Request(lambda record: record.without_operations({operation})))
+            await self._submit(_Request(Record.without_operations, operation))
 
     def has_operation(self, node: str, operation: str) -> bool:
         """Whether the record, as last read, is whole and has the operation's reservation."""
@@ -292,7 +299,7 @@ class AdmissionRecordWriter:
     async def restore_operation(self, lost: RunningOperation) -> None:
         """Count an operation under way that the record has lost. Never refused."""
         if self.record.restore(lost) is not self.record and not self.is_over(lost):
-            await self._submit(_Request(lambda record: record.restore(lost)))
+            await self._submit(_Request(_restored, lost))
 
     def current_record(self) -> Record:
         """The record as last read or written here, without reservations that are over."""
@@ -395,9 +402,9 @@ class AdmissionRecordWriter:
             after = self._without_over(after)
         if after.policy_hash != self._policy_hash:
             after = after.enter((), self._policy_hash)
-        for request in batch:
-            if request.change is not None:
-                after = request.change(after)
+        changes = [(one.change, one.about) for one in batch if one.change is not None]
+        for change, those in groupby(changes, key=itemgetter(0)):
+            after = change(after, [about for _, about in those])
         return after
 
     def _reserve(self, outcome: Outcome, batch: list[_Request]) -> Outcome:
@@ -553,6 +560,12 @@ def _operation_key(proposal: RunningOperation) -> str:
 def _substance(record: Record) -> tuple[object, ...]:
     """The parts of a record: a change of any of them makes it be written."""
     return record.entries, record.cooldowns, record.operations
+
+
+def _restored(record: Record, lost: list[RunningOperation]) -> Record:
+    for one in lost:
+        record = record.restore(one)
+    return record
 
 
 def _logged(repair: "asyncio.Future[Held | None]") -> None:
