@@ -207,7 +207,7 @@ class OperationEngine:
             return
         waits = await case.prepare(attempt)
         if waits:
-            await case.hold(f"{attempt.repair} waits: {waits}")
+            await case.hold(_waits(attempt, waits))
             case.poll_in(POLL_SOON)
             return
         if self._clocks.now() - read_at > SEND_WITHIN:
@@ -235,7 +235,7 @@ class OperationEngine:
         self, case: OperationCase, attempt: RepairAttempt, answer: RepairAnswer
     ) -> None:
         """The effect of the answer to an order on the attempt. Where its write fails, the next step
-        makes it again: no later read tells the answer.
+        makes it again: no later read has the answer.
         """
         outcome, self._answers[attempt.operation] = _outcome_of(attempt, answer), answer
         case.poll_in(POLL_SOON)
@@ -248,7 +248,7 @@ class OperationEngine:
                 state = RepairState.INCONCLUSIVE if test else RepairState.FAILED
                 await self._end(case, attempt, AttemptOutcome(state, answer.text))
             case AnswerState.NOT_SENT if answer.text:
-                await case.hold(f"{attempt.repair} waits: {answer.text}")
+                await case.hold(_waits(attempt, answer.text))
             case AnswerState.TAKEN | AnswerState.DONE:
                 taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
                 await self.change(case, attempt, taken)
@@ -312,7 +312,7 @@ class OperationEngine:
         elif unsent:
             text = f"the order was never sent; {case.held}".rstrip("; ")
             # A hold of ours, such as the stop switch, is no failure that calls for a stronger rung.
-            refused = case.held.startswith(f"{attempt.repair} waits: ")
+            refused = case.held.startswith(_waits(attempt))
             state = RepairState.FAILED if refused else RepairState.INCONCLUSIVE
             outcome = AttemptOutcome(state, text)
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
@@ -409,6 +409,13 @@ class OperationEngine:
         if there is None or read(there) != attempt:
             raise Conflict("the attempt was changed by another process")
         return there
+
+
+def _waits(attempt: RepairAttempt, why: str = "") -> str:
+    """The hold of an order that its repairer does not take, or that is not prepared. No hold of
+    ours begins so.
+    """
+    return f"{attempt.repair} waits: {why}"
 
 
 def _is_unanswered(attempt: RepairAttempt) -> bool:
