@@ -704,8 +704,8 @@ def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(
 
 
 def test_a_record_from_before_there_were_cooldowns_is_read() -> None:
-    told = '{"entries": {}, "admissions": [[1.5, ""]], "policyHash": "h", "version": 1}'
-    assert parse_record(told) == Record({}, ((1.5, ""),), "h")
+    text = '{"entries": {}, "admissions": [[1.5, ""]], "policyHash": "h", "version": 1}'
+    assert parse_record(text) == Record({}, ((1.5, ""),), "h")
 
 
 def test_a_record_stays_small_whatever_happens() -> None:

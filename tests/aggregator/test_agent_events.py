@@ -43,7 +43,7 @@ class Bench:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.loop = loop
         self.did: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.node_registry = NodeRegistry(FleetState(), "", clocks=Clocks(loop.time, loop.time))
 
         def note(name: str, answer: Callable[[], Any] = lambda: None) -> Any:
@@ -63,7 +63,7 @@ class Bench:
             evaluate=note("evaluate"),
         )
         reports: Any = SimpleNamespace(
-            emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}"),
+            emit_event=lambda _, kind, text, *__: self.reported.append(f"{kind.value}: {text}"),
             stages=StageTimes(),
         )
         queue: Any = self.queue
@@ -234,20 +234,20 @@ async def test_a_fault_of_a_node_that_may_be_back_has_it_read(bench: Bench) -> N
 
 
 @played_by(on_bench)
-async def test_lost_evidence_and_a_return_are_told(bench: Bench) -> None:
+async def test_lost_evidence_and_a_return_are_reported(bench: Bench) -> None:
     bench.connect()
     bench.node_state.agent.silent, bench.node_state.agent.refused = True, "x"
     bench.send_evidence(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
-    assert bench.told == ["evidence.lost: evidence lost (kmsg): overrun"]
+    assert bench.reported == ["evidence.lost: evidence lost (kmsg): overrun"]
     bench.send_evidence(Delta(lost=(Lost("kmsg", 2, "more"), Lost("journal", 1, "full"))))
-    assert bench.told.pop() == "evidence.lost: evidence lost (journal): full"
-    assert len(bench.told) == 1, "one source is told once a minute"
+    assert bench.reported.pop() == "evidence.lost: evidence lost (journal): full"
+    assert len(bench.reported) == 1, "one source is reported once a minute"
     assert bench.node_state.agent.silent, "a delta is no snapshot"
     bench.send_evidence(snapshot())
     assert (bench.node_state.agent.silent, bench.node_state.agent.refused) == (False, "")
-    assert len(bench.told) == 2
+    assert len(bench.reported) == 2
     bench.send_evidence(snapshot())
-    assert len(bench.told) == 2
+    assert len(bench.reported) == 2
 
 
 @played_by(on_bench)
@@ -256,8 +256,8 @@ async def test_of_two_agents_nothing_is_recorded_until_one_is_left(bench: Bench)
     assert "record_message" in (bench.send_evidence(snapshot()), bench.did)[1]
     bench.made.on_conflict("n1", "two claim it")
     bench.made.on_conflict("n1", "two claim it still")
-    (told,) = bench.told
-    assert told.endswith("two claim it")
+    (reported,) = bench.reported
+    assert reported.endswith("two claim it")
     assert "record_hello" not in bench.connect()
     bench.send_evidence(snapshot())
     assert not {"record_message", "restart_node"} & set(bench.did)
@@ -321,10 +321,10 @@ async def test_a_refused_stream_is_shown(bench: Bench) -> None:
 
 
 @played_by(on_bench)
-async def test_silence_is_told_once_with_its_reason(bench: Bench) -> None:
+async def test_silence_is_reported_once_with_its_reason(bench: Bench) -> None:
     node_state, silence = bench.node_state, bench.made.note_silence
     silence(node_state, 1e9)
-    assert bench.told == [], "it was never heard"
+    assert bench.reported == [], "it was never heard"
     bench.connect()
     now = bench.loop.time()
     silence(node_state, now + SILENT_AFTER - 0.1)
@@ -332,18 +332,18 @@ async def test_silence_is_told_once_with_its_reason(bench: Bench) -> None:
     silence(node_state, now + SILENT_AFTER)
     assert node_state.agent.silent
     silence(node_state, now + SILENT_AFTER)
-    assert len(bench.told) == 1
-    assert "attached, but has sent no snapshot" in bench.told[0]
+    assert len(bench.reported) == 1
+    assert "attached, but has sent no snapshot" in bench.reported[0]
     node_state.agent.silent, node_state.agent.refused = False, "too old"
     silence(node_state, now + SILENT_AFTER)
-    assert "not understood (too old)" in bench.told[1]
+    assert "not understood (too old)" in bench.reported[1]
     node_state.agent.silent, node_state.agent.refused, node_state.agent.attached = (
         False,
         "",
         False,
     )
     silence(node_state, now + SILENT_AFTER)
-    assert "its agent is silent;" in bench.told[2]
+    assert "its agent is silent;" in bench.reported[2]
     node_state.agent.silent, node_state.agent.attached = False, True
     bench.send_evidence(snapshot())
     silence(node_state, 1e9)

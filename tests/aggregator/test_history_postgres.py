@@ -256,7 +256,7 @@ def test_over_a_network_nothing_goes_in_plain_text_unless_told_so(
     assert Postgres(url, DatabaseCredentials(insecure_plaintext=insecure), "test")._tls() == tls
 
 
-def test_what_agents_told_is_replayed_from_it(
+def test_what_agents_reported_is_replayed_from_it(
     postgres: PostgresServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = Place(postgres.new_database(), postgres)
@@ -271,9 +271,9 @@ def test_what_agents_told_is_replayed_from_it(
         for number in range(1_200)  # more than are read at a time
     ]
     place.ask(lambda database: database.write(rows, evidence))
-    told = place.ask(lambda database: list(database.evidence()))
-    assert [one["node"] for one in told] == [f"n{n}" for n in range(3) for _ in range(400)]
-    assert sorted(int(one["body"]["boot"]) for one in told) == [*range(1_200)]
+    found = place.ask(lambda database: list(database.evidence()))
+    assert [one["node"] for one in found] == [f"n{n}" for n in range(3) for _ in range(400)]
+    assert sorted(int(one["body"]["boot"]) for one in found) == [*range(1_200)]
     file, policy = tmp_path / "aggregator.yaml", tmp_path / "policy.yaml"
     policy.write_text("rules: []\n")
     file.write_text(

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -25,10 +26,10 @@ main()
 """
 
 
-def run(code: str, *words: str, stdout: object = subprocess.PIPE) -> tuple[int, str]:
+def run(code: str, *words: str, stdout: IO[bytes] | int = subprocess.PIPE) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
-        stdout=stdout,  # type: ignore[call-overload]
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
