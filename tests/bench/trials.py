@@ -7,7 +7,7 @@ everywhere, so that no late request of one burst delays the next.
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,9 @@ class Trials:
         self._plane = plane
         self._crowd = crowd
         self._fresh = list(nodes)
+        #: The nodes of trials so far, and those of them whose trial has come to rest.
+        self._used: set[str] = set()
+        self._settled: frozenset[str] = frozenset()
         random.Random(0).shuffle(self._fresh)
         #: One watch for both, because each costs the server time that the trials would measure.
         self._nodes = Watcher(plane, watcher.NODES, watcher.marked)
@@ -107,23 +110,39 @@ class Trials:
         )
 
     def until_quiet(self, *, timeout_s: float = 180.0) -> None:
-        """Wait until the aggregator has drained all nodes and made no change since."""
-        until_rest(self._plane, AGGREGATOR, seconds=DRAINED_S, timeout_s=timeout_s)
+        """Wait until the aggregator has drained all nodes and made no change since.
+
+        A drained node is read again each five minutes, and its status has the time of the read: of
+        thousands of them that never rests, so nodes of earlier trials are left out.
+        """
+        others = self._settled
+        until_rest(self._plane, AGGREGATOR, seconds=DRAINED_S, timeout_s=timeout_s, without=others)
+        self._settled = frozenset(self._used)
 
     def _take(self, count: int) -> list[str]:
-        return [self._fresh.pop() for _ in range(count)]
+        taken = [self._fresh.pop() for _ in range(count)]
+        self._used.update(taken)
+        return taken
 
 
 def until_rest(
-    plane: ControlPlane, user: str = "", *, seconds: float = REST_S, timeout_s: float = 180.0
+    plane: ControlPlane,
+    user: str = "",
+    *,
+    seconds: float = REST_S,
+    timeout_s: float = 180.0,
+    without: Collection[str] = (),
 ) -> None:
-    """Wait until ``user`` (empty: any) has made no change for ``seconds`` except to Leases."""
+    """Wait until ``user`` (empty: any) has made no change for ``seconds`` except to Leases, and to
+    objects with the names ``without``.
+    """
 
     def at_rest() -> bool:
         mark = plane.audit_mark()
         time.sleep(seconds)
         asked = _asked(plane, mark, user, leases=False)
-        return not any(entry["verb"] in _CHANGES for entry in asked)
+        changed = (one.get("objectRef", {}) for one in asked if one["verb"] in _CHANGES)
+        return all(about.get("name") in without for about in changed)
 
     wait_until(at_rest, what=f"{user or 'the controllers'} to come to rest", timeout_s=timeout_s)
 
