@@ -140,7 +140,9 @@ class Commands:
             raise CommandRefused("name a component, a code, or both")
         count = self._recorder.latch.clear_by_operator(component=component, code=code)
         self._recorder.changed_by_hand()
-        return f"cleared {count}" if count else "no latched fault matched"
+        if count:
+            return f"cleared {count}"
+        return f"no latched fault matched{self._latched_on(component)}"
 
     def cleared(self, *, gpu: str, code: str) -> str:
         """Clear what a person reports as over on a GPU (UUID or PCI address): one code, or every
@@ -164,7 +166,14 @@ class Commands:
             extra={"event": "fault.cleared_by_hand", "gpu": gpu, "code": code, "entries": count},
         )
         of = f" of {code}" if code else ""
-        return f"{gpu}: cleared {count}{of}" if count else f"{gpu}: no fault{of} was latched"
+        if count:
+            return f"{gpu}: cleared {count}{of}"
+        # A mistyped code must not look like a fault that has ended.
+        return f"{gpu}: no fault{of} was latched{self._latched_on(*names) if code else ''}"
+
+    def _latched_on(self, *components: str) -> str:
+        codes = self._recorder.latch.clearable(components)
+        return f"; latched: {', '.join(codes)}" if codes else ""
 
     async def quiesce(self, seconds: float) -> str:
         """Release the driver for a while; 0 takes it up again. Raises CommandRefused.

@@ -167,6 +167,20 @@ class Latch:
             changed |= self._count_absent(run_of, named)
         return changed
 
+    def clearable(self, components: Iterable[str]) -> list[str]:
+        """The codes of faults and checks of absent parts that a person can clear, in order.
+
+        An empty component is every one.
+        """
+        of = frozenset(components)
+        faults = {fault.code for fault in self.faults.values() if of & {"", fault.component}}
+        absent = {
+            entry.check
+            for entry in self.components.values()
+            if entry.absent and of & {"", entry.component}
+        }
+        return sorted(faults | absent)
+
     def clear_by_operator(self, *, component: str, code: str) -> int:
         """Remove a fault that a person reports as over; returns the number of entries removed.
 

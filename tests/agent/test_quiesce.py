@@ -184,6 +184,10 @@ async def test_cleared_ends_the_faults_of_one_gpu_and_no_others(node: Node) -> N
     done = await node.order("cleared", "--gpu", uuid_of(0), "--code", "xid:95")
     assert (done.code, done.out) == (0, f"{uuid_of(0)}: cleared 1 of xid:95\n")
     assert await node.faults() == {("xid:48", uuid_of(0)), ("xid:48", uuid_of(1))}
+    done = await node.order("cleared", "--gpu", uuid_of(0), "--code", "xid:84")
+    assert done.out == f"{uuid_of(0)}: no fault of xid:84 was latched; latched: xid:48\n"
+    done = await node.order("cleared", "--code", "xid48")
+    assert done.out == "no latched fault matched; latched: xid:48\n"
     done = await node.order("cleared", "--gpu", f"{pci_of(0)}.0")
     assert (done.code, done.out) == (0, f"{pci_of(0)}.0: cleared 1\n")
     assert await node.faults() == {("xid:48", uuid_of(1))}
