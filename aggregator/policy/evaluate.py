@@ -126,6 +126,8 @@ _MOST_DOUBLINGS = 16
 
 _ALL_WELL = Evaluation(EMPTY, (), None)
 _SILENT = silent_rule("observe")
+#: The signs that another part has the place of this one, or that it has another name.
+_ANOTHER = ("named", "replaced")
 _STRENGTHS = {action: strength for strength, action in enumerate(ACTIONS)}
 
 
@@ -442,6 +444,8 @@ def _level_over(
     if health.cleared.get((check, item.component)) == "gone":
         return "gone"
     component, bad = health.level((check, item.component)), bad_statuses(rules.get(item.rule))
+    if component is None and (how := health.cleared.get(("", item.component))) in _ANOTHER:
+        return how
     if component is None or (component.status is Status.UNKNOWN and not seen_well(component, bad)):
         return item.over
     if reason == FLAPS:

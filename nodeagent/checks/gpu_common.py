@@ -1,6 +1,7 @@
 """Code that the GPU checks share: when there is no GPU to check, which are unknown and why."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from nodeagent.checks.base import Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
@@ -71,22 +72,30 @@ async def take_sample(sources: Sources) -> GpuSample | Off:
     A library without a GPU is common (a container image that brings one): it is no GPU either.
     """
     given = sources.gpus.given_away()
+    sources.nvml.stale_before = sources.gpus.joined_at
     if (sources.expected_gpus or 0) > len(given) or sources.gpus.addresses():
         sample = await sources.nvml.sample()
         sources.fabric.learn(sample)
         sources.driver.learn(sample)
-        return sample
+        return _without(given, sample)
     off = _NO_GPU
     if given:
         drivers = ", ".join(sorted(set(given.values())))
         off = Off(f"all GPUs are given to virtual machines ({drivers})")
     if not sources.nvml.has_library():
         return off
-    sample = await sources.nvml.sample()
+    sample = _without(given, await sources.nvml.sample())
     absent = (TroubleKind.NO_LIBRARY, TroubleKind.DRIVER_NOT_LOADED)
     if not sample.gpus and (given or sample.trouble is None or sample.trouble.kind in absent):
         return off
     return sample
+
+
+def _without(given: Mapping[str, str], sample: GpuSample) -> GpuSample:
+    """The sample without GPUs that went to a virtual machine after NVML's start: it lists them."""
+    if not given:
+        return sample
+    return replace(sample, gpus=tuple(gpu for gpu in sample.gpus if gpu.pci not in given))
 
 
 def component_of(gpu: Gpu, sources: Sources) -> str:

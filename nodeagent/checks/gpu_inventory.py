@@ -39,6 +39,7 @@ class GpuInventory(gpu_common.GpuCheck):
         verdicts = {"": self._node(sample)} | self._gpus(sample)
         verdicts = {name: self._marked(verdict) for name, verdict in verdicts.items()}
         clearings = [Clearing(uuid, how="replaced") for uuid in replaced]
+        clearings += [Clearing(name, how="named") for name in self._sources.gpus.take_named()]
         return [*clearings, *self._per_gpu.report(verdicts)]
 
     def _marked(self, verdict: Verdict) -> Verdict:

@@ -461,6 +461,9 @@ class Latch:
         # still hold the fault.
         self.unacked.clear(sign)
         self.urgent = True
+        if sign.how in ("named", "replaced"):  # no check will see it well under that name
+            for entry in [e for e in self.components.values() if e.component == sign.component]:
+                self._drop_component(entry)
         return True
 
     def _end(self, fault: FaultEntry, how: str) -> None:

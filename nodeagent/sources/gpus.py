@@ -51,10 +51,15 @@ class GpuMap:
     def __init__(self, machine: HostRoots, remembered: Mapping[str, str] | None = None) -> None:
         self._machine = machine
         self._uuids: dict[str, str] = {}
-        for address, uuid in (remembered or {}).items():
-            self.learn(address, uuid)
         self._present: frozenset[str] = frozenset()
         self._seen: frozenset[str] = frozenset()
+        self._served: frozenset[str] = frozenset()
+        #: When a GPU last came to NVIDIA's driver (boottime seconds).
+        self.joined_at = 0.0
+        self._named: list[str] = []
+        for address, uuid in (remembered or {}).items():
+            self.learn(address, uuid)
+        self._named.clear()
         #: By address: the driver that gives a GPU to a virtual machine.
         self._given: dict[str, str] = {}
         self._switches: frozenset[str] = frozenset()
@@ -118,8 +123,16 @@ class GpuMap:
             return None
         for other in [known for known, name in self._uuids.items() if name == uuid]:
             del self._uuids[other]  # the bus was numbered anew
+            self._seen -= {other}
+        if before is None:
+            self._named.append(f"pci:{slot}")
         self._uuids[slot] = uuid
         return before
+
+    def take_named(self) -> list[str]:
+        """The components that GPUs were before their UUIDs were known; each is given once."""
+        named, self._named = self._named, []
+        return named
 
     def remembered(self) -> dict[str, str]:
         """Address to UUID, to be kept across restarts and given to the next GpuMap."""
@@ -148,6 +161,12 @@ class GpuMap:
         }
         for address in self._given:
             self._uuids.pop(address, None)  # the virtual machine's, until it comes back
+        served = frozenset(
+            a for a in gpus if nvidia_driver.bound_driver(self._machine, a) == "nvidia"
+        )
+        if served - self._served:
+            self.joined_at = now
+        self._served = served
         self._switches |= frozenset(switches)
 
     def _kinds(self) -> Iterator[tuple[str, str]]:

@@ -104,6 +104,8 @@ class Nvml:
         self.xids: deque[XidEvent] = deque(maxlen=_MOST_XIDS)
         self.xids_received = 0
         self._answered_at = 0.0
+        #: A worker from before that time is replaced: NVML offers no GPU that came after its start.
+        self.stale_before = -math.inf
         #: When `quiesce` ends or ended (boottime seconds); minus infinity if there was none.
         self.quiesced_until = -math.inf
 
@@ -289,6 +291,8 @@ class Nvml:
             if self._now() < self.quiesced_until:
                 return self._quiesced()
             self._forget_the_dead()
+            if self._worker is not None and self._worker.started_at < self.stale_before:
+                await self._end(self._worker)
             if self._worker is not None:
                 return self._worker
             if len(self._stuck) >= _MAX_STUCK:

@@ -67,13 +67,14 @@ class NvmlProcess:
 
     There is one request at a time. ``pending`` is the task that waits for the answer, and it lives
     on when no caller waits for it any more: so the answer of a call that stalls for a minute is
-    still read. ``requested_at`` is when the request was sent, in boottime seconds; ``answered`` are
-    the GPUs that have answered since.
+    still read. ``started_at`` and ``requested_at`` (of the request) are in boottime seconds;
+    ``answered`` are the GPUs that have answered since.
     """
 
     def __init__(self, process: Process, clock: Clock) -> None:
         self._process = process
         self._clock = clock
+        self.started_at = clock.boottime()
         self.is_ready = False  # NVML has been initialised
         self._driver = ""
         self._seldom: dict[str, Mapping[str, Any]] = {}

@@ -21,6 +21,7 @@ from nodeagent.sources.gpu_sample import (
     XidEvent,
 )
 from tests.agent.gpu_node import ADDRESSES, GPUS, TWO, Node, failing, said
+from tests.agent.kernel_log import pci_device
 from tests.nvml.gpu_bench import Seen, run_check
 
 
@@ -326,6 +327,59 @@ async def test_a_gpu_taken_out_on_purpose_is_gone(tmp_path: Path) -> None:
     unexpecting.take_off_the_bus(1)
     unexpecting.set_gpus(GPUS[0])
     assert (await run_check(check)).status("GPU-1") == ("FAILED", "missing"), "nobody said a number"
+
+
+async def test_a_gpu_without_a_name_is_the_named_one_from_then_on(tmp_path: Path) -> None:
+    """It failed to start, and a reboot or a reset helped: its address is not missed for ever."""
+    node = Node(tmp_path)
+    check = node.build(gpu_inventory.SPEC)
+    node.set_gpus(GPUS[0])
+    seen = await run_check(check)
+    assert seen.status(f"pci:{ADDRESSES[1]}") == ("FAILED", "missing")
+    assert seen.clearings == [Clearing(f"pci:{ADDRESSES[0]}", "named")]
+    node.later()
+    node.set_gpus(*TWO)
+    seen = await run_check(check)
+    assert seen.clearings == [Clearing(f"pci:{ADDRESSES[1]}", "named")]
+    assert seen.status("GPU-1") == ("OK", "")
+    assert (await run_check(check)).clearings == []
+
+
+async def test_a_gpu_that_comes_back_at_another_address_is_well(node: Node) -> None:
+    check = node.build(gpu_inventory.SPEC)
+    await run_check(check)
+    node.take_off_the_bus(1)
+    node.set_gpus(GPUS[0])
+    assert (await run_check(check)).status("GPU-1") == ("FAILED", "missing")
+    pci_device(node.sys, f"{ADDRESSES[3]}.0", "0x030200")
+    node.later()
+    node.set_gpus(GPUS[0], replace(GPUS[1], pci=ADDRESSES[3]))
+    seen = await run_check(check)
+    assert {name: seen.status(name)[0] for name in seen.by_component} == {
+        "": "OK",
+        "GPU-0": "OK",
+        "GPU-1": "OK",
+    }
+
+
+async def test_a_gpu_that_went_to_a_virtual_machine_after_nvml_s_start_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, expected=2)
+    check = node.build(gpu_inventory.SPEC)
+    await run_check(check)
+    device = node.sys / f"bus/pci/devices/{ADDRESSES[1]}.0"
+    (node.sys / "bus/pci/drivers/vfio-pci").mkdir(parents=True)
+    (device / "driver").symlink_to(node.sys / "bus/pci/drivers/vfio-pci")
+    node.later()
+    node.set_gpus(GPUS[0], failing(GPUS[1], uuid=15))
+    seen = await run_check(check)
+    assert {name: seen.status(name)[0] for name in seen.by_component} == {"": "OK", "GPU-0": "OK"}
+    (device / "driver").unlink()
+    node.later()
+    node.set_gpus(*TWO)
+    seen = await run_check(check)
+    assert seen.status("GPU-1") == ("OK", ""), "it is back"
 
 
 # -- gpu-events -----------------------------------------------------------------------------------

@@ -127,3 +127,47 @@ def test_a_gpu_that_moved_is_in_one_slot(tmp_path: Path) -> None:
     gpus.learn(GPU, UUID)
     gpus.learn(OTHER_GPU, UUID)
     assert gpus.remembered() == {OTHER_GPU: UUID}
+
+
+def test_a_gpu_that_came_back_at_another_address_is_not_missed_at_the_old_one(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    machine = gpu_machine(tmp_path, clock)
+    gpus = GpuMap(machine)
+    gpus.learn(GPU, UUID)
+    assert gpus.addresses() == {GPU, OTHER_GPU}
+    devices = machine.sys / "bus/pci/devices"
+    (devices / f"{GPU}.0").rename(devices / "0000:4c:00.0")
+    clock.now += 61.0
+    assert gpus.addresses() == {GPU, OTHER_GPU, "0000:4c:00"}, "it may be another"
+    gpus.learn("0000:4c:00", UUID)
+    assert gpus.addresses() == {OTHER_GPU, "0000:4c:00"}
+
+
+def test_a_gpu_is_named_once(tmp_path: Path) -> None:
+    gpus = GpuMap(gpu_machine(tmp_path), {OTHER_GPU: "GPU-2"})
+    assert gpus.take_named() == [], "an earlier agent named it"
+    gpus.learn(GPU, UUID)
+    gpus.learn(OTHER_GPU, "GPU-3")
+    assert gpus.take_named() == [f"pci:{GPU}"]
+    assert gpus.take_named() == []
+
+
+def test_it_is_known_when_a_gpu_last_came_to_the_driver(tmp_path: Path) -> None:
+    clock = HandClock(5000.0)
+    machine = gpu_machine(tmp_path, clock)
+    gpus = GpuMap(machine)
+    assert gpus.present()
+    assert gpus.joined_at == 0.0
+    for at, address in ((5100.0, GPU), (5200.0, OTHER_GPU)):
+        clock.now = at
+        (machine.sys / "bus/pci/drivers/nvidia").mkdir(parents=True, exist_ok=True)
+        driver = machine.sys / f"bus/pci/devices/{address}.0/driver"
+        driver.symlink_to(machine.sys / "bus/pci/drivers/nvidia")
+        assert gpus.present()
+        assert gpus.joined_at == at
+    clock.now = 5300.0
+    driver.unlink()
+    assert gpus.present()
+    assert gpus.joined_at == 5200.0, "one that left needs no new look"

@@ -570,3 +570,22 @@ def test_the_example_of_the_contract_page() -> None:
 
 
 EXAMPLE = "0x32dd7d21c253ece2"
+
+
+@pytest.mark.parametrize("how", ["replaced", "named"])
+def test_a_failed_part_leaves_when_another_has_its_place_or_it_another_name(how: str) -> None:
+    latch = Latch(boot_id="b", epoch="e")
+    failed = [Observation(check, "GPU-1", Status.FAILED, "x") for check in ("gpu-rows", "gpu-ecc")]
+    other = Observation("gpu-rows", "GPU-2", Status.FAILED, "failure")
+    operator = FaultSighting("xid:54", "xid", "GPU-1", "", "kmsg", 1, 1.0, ClearedBy.OPERATOR)
+    latch.apply([*failed, other, operator], 1.0)
+    latch.snapshot(1.0)
+    latch.apply([Clearing("GPU-1", how)], 2.0)
+    assert set(latch.components) == {("gpu-rows", "GPU-2")}
+    assert bool(latch.faults) is (how == "named"), "a name ends no fault"
+    out = present(latch.delta(2.0))
+    assert {(one.check, one.component) for one in out.gone} == {
+        ("gpu-rows", "GPU-1"),
+        ("gpu-ecc", "GPU-1"),
+    }
+    assert Clearing("GPU-1", how) in out.clearings

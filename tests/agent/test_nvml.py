@@ -10,13 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nodeagent.checks import gpu_inventory
 from nodeagent.clock import SystemClock
 from nodeagent.sources.gpu_sample import EccCounts, RemappedRows, TroubleKind
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.nvml_sampler import SLOW_EVERY
 from nodeagent.sources.process_state import read_state
 from tests.nvml import UNSUPPORTED, gpu, library, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench
+from tests.nvml.gpu_bench import Bench, run_check
 from tests.support.waiting import until
 
 
@@ -73,6 +74,25 @@ async def test_nvml_is_initialised_once_and_kept(tmp_path: Path) -> None:
             assert (await bench.sample()).trouble is None
         assert bench.gpus.calls("nvmlInitWithFlags") == 1
         assert bench.gpus.calls("nvmlDeviceGetCount_v2") == 5
+
+
+async def test_a_worker_from_before_a_gpu_came_is_replaced(tmp_path: Path) -> None:
+    """NVML counts the GPUs at its start: one that was plugged in later would be missed for ever."""
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        await check.run_check()
+        bench.later()
+        await check.run_check()
+        assert bench.gpus.calls("nvmlInitWithFlags") == 1
+        bench.gpus.write([gpu(0), gpu(1)])
+        bench.later()
+        seen = await run_check(check)
+        assert bench.gpus.calls("nvmlInitWithFlags") == 2
+        assert seen.status(uuid_of(1)) == ("OK", "")
+        bench.gpus.write([gpu(0)])
+        bench.later()
+        await check.run_check()
+        assert bench.gpus.calls("nvmlInitWithFlags") == 2
 
 
 async def test_checks_that_look_together_share_one_round_trip(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ cleared = st.builds(
     Cleared,
     st.sampled_from(["", *CODES]),
     st.sampled_from(COMPONENTS),
-    st.sampled_from(["gpu-reset", "reboot", "expiry", "operator", "replaced"]),
+    st.sampled_from(["gpu-reset", "reboot", "expiry", "operator", "replaced", "named"]),
 )
 lost = st.builds(Lost, st.sampled_from(["kmsg", "nvml"]), st.integers(1, 3), st.just("gap"))
 gone = st.tuples(st.sampled_from(sorted(CHECKS)), st.sampled_from(COMPONENTS))
@@ -233,7 +233,11 @@ def is_signed_off(item: Evidence, health: NodeHealth) -> bool:
         check = item.code.partition(":")[0]
         seen = health.components.get((check, item.component))
         if seen is None:
-            return health.cleared.get((check, item.component)) == "gone"
+            signs = (
+                health.cleared.get((check, item.component)),
+                health.cleared.get(("", item.component)),
+            )
+            return signs[0] == "gone" or signs[1] in ("named", "replaced")
         return seen.status in (Status.OK, Status.DEGRADED) or (
             seen.status is Status.FAILED and f"{check}:{seen.reason}" != item.code
         )
@@ -417,6 +421,24 @@ def test_a_reason_that_no_rule_names_does_not_make_a_failed_disk_well() -> None:
     for now in (1001.0, 5_000.0, 50_000.0):
         bench.evaluate(health, now)
     assert [bool(one.in_force) for one in bench.acting] == [True]
+
+
+@pytest.mark.parametrize("how", ["replaced", "named"])
+def test_a_gpu_that_was_replaced_or_renamed_in_a_boot_keeps_no_node_in_quarantine(how: str) -> None:
+    """No check will ever report the old GPU, or its address, as well."""
+    health, bench = NodeHealth(hello("n1", "boot-1")), Bench()
+    missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=900.0)
+    health.snapshot(Snapshot((missing,), ()))
+    bench.evaluate(health, 1000.0)
+    assert len(bench.acting) == 1
+    health.greet(hello("n1", "boot-2"))
+    health.snapshot(snapshot(component("gpu-inventory", "GPU-new", Status.OK, since=1100.0)))
+    bench.evaluate(health, 1100.0)
+    assert [bool(one.in_force) for one in bench.acting] == [True], "absence is no sign"
+    health.delta(Delta(cleared=(Cleared("", "GPU-1", how),)))
+    bench.evaluate(health, 1101.0)
+    assert [one.in_force for one in bench.acting] == [()]
+    assert len(bench.evaluate(health, 1702.0).closed) == 1
 
 
 def test_what_is_only_watched_does_not_keep_a_repaired_gpu_in_quarantine() -> None:
