@@ -341,6 +341,12 @@ class _Found:
         ]
         return not rule.with_faults or _is_named(certain, rule.with_faults)
 
+    def confirms(self, check: str, component: str) -> bool:
+        """Whether the check has failed: for the component where it knows that, else for any."""
+        failed = {one.component for one in self.failed.get(check, ())}
+        is_known = self._health.level((check, component)) is not None
+        return component in failed if is_known else bool(failed)
+
     def timeline(self, code: str) -> Timeline:
         """The occurrences of one code on all components."""
         if self._codes is None:
@@ -516,7 +522,7 @@ def _meets_fault(
         return False
     if any(fault.details.get(name, "") not in values for name, values in rule.details.items()):
         return False
-    return not rule.confirmed_by or rule.confirmed_by in found.failed
+    return not rule.confirmed_by or found.confirms(rule.confirmed_by, fault.component)
 
 
 def _meets_name(rule: Rule, component: str) -> bool:
