@@ -6,7 +6,8 @@ saw before:
 
 1. ``emergency_ro`` or ``shutdown`` among the superblock's options: ext4 (since Linux 6.15) reports
    it itself, and its flag stays "rw" (tried on 6.18).
-2. The superblock was writable when this agent looked before, or ``writable`` names the mount.
+2. The superblock was writable when this agent looked before, or ``writable`` names the mount. Not
+   where it was read-only before that without any sign: an update opens such a ``/usr`` for a while.
 3. The mount is "rw" over a superblock that is "ro": ``mount -o ro`` and ``-o remount,ro`` set
    both, an error only the superblock's. Not where an earlier mount of the same files is "ro", ext4
    counts no error, or XFS has it, which shuts down on an error and stays "rw": then a bind mount
@@ -94,6 +95,7 @@ class DiskReadonly:
         self._watch = watch
         self._writable = frozenset(writable)
         self._seen_writable: set[tuple[str, str]] = set()
+        self._by_design: set[tuple[str, str]] = set()
         self._fstab: frozenset[str] | None = None
 
     async def run_check(self) -> Report:
@@ -107,11 +109,11 @@ class DiskReadonly:
 
     def _verdict(self, mount: Mount) -> Observation:
         key = (mount.device, mount.point)
-        if not mount.stopped_writing:
+        if not mount.stopped_writing and key not in self._by_design:
             self._seen_writable.add(key)
         errors = read_errors(self._machine, mount) if mount.stopped_writing else None
         is_clean = errors is not None and errors.count == 0
-        return evaluate(
+        found = evaluate(
             mount,
             seen_writable=key in self._seen_writable,
             must_write=mount.point in self._writable,
@@ -119,6 +121,9 @@ class DiskReadonly:
             errors=errors.count if errors else 0,
             opened=mount.opened or is_clean or mount.fstype == "xfs",
         )
+        if mount.stopped_writing and found.status is Status.OK:
+            self._by_design.add(key)
+        return found
 
     def _fstab_writable(self) -> frozenset[str]:
         # Read once: the file is on a disk, and later that disk may hang.

@@ -12,7 +12,8 @@ burst takes the rest in minutes: failed. 97 % of a 30 TB scratch disk leaves 900
 with more than ``plenty`` free is never called full. A *remote* filesystem is degraded at most: it
 is as full on every other node, and whether it answers is disk-mounts's to evaluate. So is a
 dataset of ZFS that has less room than its pool's own, or without that than most others of its pool:
-it is full by its own quota. The root filesystem is never so mild.
+it is full by its own quota. The root filesystem is never so mild. One that was full and is
+unmounted (a job's scratch) is ok: it is full no longer.
 """
 
 import asyncio
@@ -64,6 +65,10 @@ def evaluate(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
     if status is Status.OK:
         return Observation(NAME, mount.name, Status.OK, "", message)
     return of_mount(mount, Observation(NAME, mount.name, status, reason, message))
+
+
+def _is_full(observation: Observation) -> bool:
+    return observation.status is Status.FAILED and observation.reason in ("full", "inodes")
 
 
 def room_of_pools(results: Mapping[Mount, Result]) -> dict[str, int]:
@@ -119,6 +124,7 @@ class DiskSpace:
         self._watch = watch
         self._root = root.rstrip("/")
         self._limits = limits
+        self._full: frozenset[str] = frozenset()
 
     async def run_check(self) -> Report:
         try:
@@ -135,6 +141,9 @@ class DiskSpace:
         room = room_of_pools(results)
         report = [self._verdict(mount, result, room) for mount, result in results.items()]
         report += self._watch.missing(NAME, mounts)
+        gone = sorted(self._full - {each.component for each in report})
+        report += [Observation(NAME, each, Status.OK, "", "not mounted any more") for each in gone]
+        self._full = frozenset(each.component for each in report if _is_full(each))
         return report or Off("no disk is mounted")
 
     def _verdict(self, mount: Mount, result: Result, room: Mapping[str, int]) -> Observation:

@@ -3,7 +3,8 @@
 Reasons: ``io-error`` and ``read-only`` (failed), ``corrupt`` (other bytes came back: failed),
 ``hung`` (degraded, failed after a minute in the same wait), ``no-space`` (degraded: capacity, and
 disk-space's to evaluate), ``no-directory``, ``not-permitted``, ``read-only-mount`` (only this
-process's view is read-only, or the filesystem is an image) and ``probe-failed``: unknown. On a
+process's view is read-only, the filesystem is an image, or it was mounted read-only and took no
+write at the first probe) and ``probe-failed``: unknown. On a
 network's filesystem failed is degraded, except for the root. The component is the directory.
 """
 
@@ -87,6 +88,8 @@ class DiskWrite:
         self._measurements = measurements
         self._table = machine.proc / "self/mountinfo"
         self._paths = paths
+        #: Whether a directory took the first write: an error never makes the mount itself "ro".
+        self._took_first: dict[str, bool] = {}
 
     async def run_check(self) -> Report:
         if not self._paths:
@@ -100,10 +103,11 @@ class DiskWrite:
 
     def _verdict(self, path: str, result: Result) -> Observation:
         found = evaluate(path, result)
+        took_first = self._took_first.setdefault(path, isinstance(result, Written))
         mount = self._mount(path) if found.status is Status.FAILED else None
         if mount is None:
             return found
-        found = evaluate(path, result, only_this_mount=_is_by_design(mount))
+        found = evaluate(path, result, only_this_mount=_is_by_design(mount, took_first=took_first))
         # A filesystem of FUSE may be a local disk's.
         return found if mount.fstype not in REMOTE or mount.point == "/" else of_mount(mount, found)
 
@@ -114,13 +118,14 @@ class DiskWrite:
             return None
 
 
-def _is_by_design(mount: Mount) -> bool:
-    """Whether the superblock is writable and only the mount's flag forbids it, or it is an image.
+def _is_by_design(mount: Mount, *, took_first: bool) -> bool:
+    """Whether only the mount's own flag forbids it, or it is an image.
 
     An overlay is read-only itself where it has no layer for writes; an error of a layer's disk
     leaves its flag.
     """
-    if mount.stopped_writing:
+    is_opened = took_first or "ro" not in mount.options or not mount.superblock_read_only
+    if mount.stopped_writing and is_opened:
         return mount.fstype in ("overlay", "squashfs", "erofs", "iso9660")
     return "ro" in mount.options
 

@@ -229,7 +229,9 @@ class Refusing:
         ("1 0 7:1 / @ ro - squashfs /dev/loop1 ro", "read-only-mount"),
         ("1 0 0:40 / @ rw - overlay overlay ro,lowerdir=/a:/b", "read-only-mount"),
         ("1 0 0:40 / @ rw - overlay overlay rw,upperdir=/u", "read-only"),
-        ("1 0 8:1 / @ ro - ext4 /dev/sda ro", "read-only"),
+        ("1 0 8:1 / @ ro - ext4 /dev/sda ro", "read-only-mount"),  # mounted so, and never written
+        ("1 0 0:9 / @ ro - btrfs /dev/sda ro", "read-only-mount"),
+        ("1 0 8:1 / @ ro - ext4 /dev/sda rw,emergency_ro", "read-only"),
         ("1 0 8:1 / @ rw - ext4 /dev/sda rw", "read-only"),  # the mount table shows no reason
         ("", "read-only"),
     ],
@@ -245,6 +247,10 @@ async def test_a_refused_write_is_the_disks_fault_unless_this_mount_alone_forbid
     )
 
     check._probe = probe = Refusing()
+    assert {reason for _, reason in verdicts(await check.run_check()).values()} == {reason}
+    probe.answer = Written(0.001)  # an update opens it for a while
+    assert {reason for _, reason in verdicts(await check.run_check()).values()} == {""}
+    probe.answer = ProbeRefused(errno.EROFS, "open")
     assert {reason for _, reason in verdicts(await check.run_check()).values()} == {reason}
     probe.answer = ProbeRefused(errno.EIO, "write")
     assert [*verdicts(await check.run_check()).values()] == [(Status.FAILED, "io-error")]

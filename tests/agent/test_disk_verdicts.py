@@ -131,6 +131,20 @@ async def test_a_remount_is_a_failure_until_it_is_writable_again(tmp_path: Path)
     assert verdicts(await check.run_check()) == {"/": (Status.OK, "")}
 
 
+async def test_a_disk_that_was_opened_for_an_update_is_read_only_by_design_again(
+    tmp_path: Path,
+) -> None:
+    """As dpkg's hooks do with a read-only /usr. An error in between leaves the mount's own flag."""
+    machine = made_up(tmp_path)
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
+    closed, opened = (f"1 0 8:1 / @ {flag} - ext4 /dev/sda {flag}" for flag in ("ro", "rw"))
+    for table in (closed, opened, closed, opened):
+        write_table(tmp_path, table)
+        assert verdicts(await check.run_check()) == {"/": (Status.OK, "")}
+    write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda ro")
+    assert verdicts(await check.run_check()) == {"/": (Status.FAILED, "read-only")}
+
+
 async def test_after_a_restart_fstab_and_the_error_count_still_tell(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     (tmp_path / "etc/fstab").write_text("/dev/sda / ext4 defaults 0 1\n")
@@ -206,6 +220,19 @@ async def test_remote_filesystems_are_asked_apart_from_those_of_this_node(tmp_pa
         "/data": (Status.FAILED, "full"),
         "/home": (Status.DEGRADED, "full"),
     }
+
+
+async def test_a_full_disk_that_was_unmounted_is_full_no_longer(tmp_path: Path) -> None:
+    """A job's scratch: it would be failed for ever."""
+    check = built(disk_space.SPEC, sources(made_up(tmp_path)), options(disk_space.SPEC))
+    check._probe = Answering()
+    root = "1 0 8:1 / @ rw - ext4 /dev/sda rw"
+    full = (Status.FAILED, "full")
+    write_table(tmp_path, root, "2 1 253:2 / @/scratch rw - xfs /dev/dm-2 rw")
+    assert verdicts(await check.run_check()) == {"/": full, "/scratch": full}
+    write_table(tmp_path, root)
+    assert verdicts(await check.run_check()) == {"/": full, "/scratch": (Status.OK, "")}
+    assert verdicts(await check.run_check()) == {"/": full}
 
 
 class OfZfs(Answering):
