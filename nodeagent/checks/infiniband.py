@@ -8,8 +8,8 @@ configuration names does not exist: failed), ``link-down`` (was up and has no li
 (of the last hour, symbol errors above the limit, integrity errors or buffer overruns: failed),
 ``flapping`` (its link went within the hour: degraded), ``receive-errors`` and ``retries``
 (degraded: the other end may be the cause), ``hung`` (the driver does not answer; failed after a
-minute), ``disabled``, ``not-reported`` (the port's state cannot be read) and ``no-sysfs``: unknown.
-The component is device and port ("mlx5_0/1").
+minute), ``disabled``, ``starting`` (not up yet after a boot), ``not-reported`` (the port's state
+cannot be read) and ``no-sysfs``: unknown. The component is device and port ("mlx5_0/1").
 
 A port that never had a link is ok: many adapters have one. Its own count of lost links shows it. It
 is not ok where two thirds of the ports of its kind are active; the kind is the adapter's product,
@@ -26,12 +26,13 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
+from nodeagent.checks.late_ports import LatePorts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
-from nodeagent.sources.disk_probe import DiskProbe, Hung
-from nodeagent.sources.host import HostRoots
+from nodeagent.sources import Sources
+from nodeagent.sources.disk_probe import Hung
 from nodeagent.sources.infiniband import Place, Port, PortReader, list_ports
-from nodeagent.sources.measurements import Measurements, rounded
+from nodeagent.sources.measurements import rounded
 from nodeagent.sources.pci_kind import PciKinds
 
 NAME = "infiniband"
@@ -119,16 +120,11 @@ def evaluate_siblings(
 
 
 class Infiniband:
-    def __init__(
-        self,
-        machine: HostRoots,
-        probe: DiskProbe,
-        options: Mapping[str, Any],
-        measurements: Measurements,
-    ) -> None:
-        self._machine = machine
-        self._measurements = measurements
-        self._reader = PortReader(machine, probe)
+    def __init__(self, sources: Sources, options: Mapping[str, Any]) -> None:
+        self._machine = machine = sources.machine
+        self._measurements = sources.measurements
+        self._reader = PortReader(machine, sources.disk)
+        self._late = LatePorts(sources)
         self._devices: Sequence[str] = options["devices"]
         self._exclude: Sequence[str] = options["exclude"]
         self._wanted: int = options["rate"]
@@ -153,7 +149,7 @@ class Infiniband:
         report += self._missing(places)
         for name in {*self._known, *self._counters} - {each.component for each in report}:
             self._forget(name)
-        return report or Off("no InfiniBand or RoCE device")
+        return self._late.excuse(report) or Off("no InfiniBand or RoCE device")
 
     def _watches(self, place: Place) -> bool:
         if self._devices:
@@ -169,6 +165,8 @@ class Infiniband:
 
     def _verdict(self, place: Place, port: Port | Hung | str) -> Observation:
         name = str(place)
+        if self._known.get(name, place) != place:
+            self._forget(name)  # another adapter has its name
         # Hyper-V takes such an adapter away for minutes; a synthetic one has its traffic meanwhile.
         may_leave = (self._machine.sys / "bus/vmbus/drivers/hv_netvsc").is_dir()
         if not may_leave or (isinstance(port, Port) and not port.ethernet):
@@ -275,9 +273,7 @@ SPEC = CheckSpec(
     blind_to="the fabric beyond the port; functions and their representors; counters at their end, "
     "as those of old adapters do at 65,535",
     interval=30.0,
-    build=lambda sources, options: Infiniband(
-        sources.machine, sources.disk, options, sources.measurements
-    ),
+    build=Infiniband,
     options=(
         Option(
             "devices",

@@ -5,26 +5,34 @@ interface that the configuration names does not exist: failed), ``disabled`` (sw
 it was up: unknown, but failed for one that the configuration names), ``flapping`` (it lost its
 link ``flaps`` times within ten minutes and has it now: degraded), ``never-up`` (enabled, no carrier
 since the boot, and two thirds of the enabled ports of its kind have one: ``siblings``),
-``no-sysfs`` (this check could not look: unknown). Any other port that never had a carrier since the
+``starting`` (named, and not up yet after a boot) and ``no-sysfs`` (this check could not look):
+unknown. Any other port that never had a carrier since the
 boot is ok: most servers have some. The kernel itself counts carriers, so a restart of the agent
-forgets nothing. The component is the interface.
+forgets nothing. The component is the interface; what is remembered is the port's, as an interface's
+name may pass to another port (a rename, a driver that was loaded anew).
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease
+from nodeagent.checks.late_ports import LatePorts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
-from nodeagent.sources.host import HostRoots
+from nodeagent.sources import Sources
 from nodeagent.sources.network import Link, PhysicalLinks, read_link
 from nodeagent.sources.pci_kind import PciKinds
+from nodeagent.sources.small_file import small_number
 
 NAME = "nic-link"
 
 
 _WINDOW = 600.0
+
+#: A port's device, and its number there.
+_Port = tuple[str, int | None]
 
 
 def evaluate(
@@ -54,8 +62,9 @@ def evaluate(
 
 
 class NicLink:
-    def __init__(self, machine: HostRoots, options: Mapping[str, Any]) -> None:
-        self._machine = machine
+    def __init__(self, sources: Sources, options: Mapping[str, Any]) -> None:
+        self._machine = machine = sources.machine
+        self._late = LatePorts(sources)
         self._sibling_status = status_of(options["siblings"])
         self._links = PhysicalLinks(machine)
         self._kinds = PciKinds(machine)
@@ -63,8 +72,8 @@ class NicLink:
         self._interfaces: Sequence[str] = options["interfaces"]
         self._exclude = frozenset(options["exclude"])
         self._flaps: int = options["flaps"]
-        self._losses: dict[str, CounterIncrease] = {}
-        self._seen_up: set[str] = set()
+        self._losses: dict[tuple[str, _Port], CounterIncrease] = {}
+        self._seen_up: set[_Port] = set()
 
     async def run_check(self) -> Report:
         try:
@@ -72,11 +81,11 @@ class NicLink:
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
         there = {verdict.component for verdict in report}
-        self._losses = {name: rise for name, rise in self._losses.items() if name in there}
+        self._losses = {key: rise for key, rise in self._losses.items() if key[0] in there}
         return report or Off("no physical network interface")
 
     def _named(self) -> list[Observation]:
-        return [self._observe(name) for name in self._interfaces]
+        return self._late.excuse(self._observe(name) for name in self._interfaces)
 
     def _observe(self, name: str) -> Observation:
         link = read_link(self._machine, name)
@@ -112,21 +121,26 @@ class NicLink:
         return frozenset(self._carriers.lasting(carriers, self._machine.clock.boottime()))
 
     def _verdict(self, link: Link, *, named: bool) -> Observation:
+        port = self._port(link.name)
         if link.carrier:
-            self._seen_up.add(link.name)
+            self._seen_up.add(port)
         return evaluate(
             link,
-            seen_up=link.name in self._seen_up,
+            seen_up=port in self._seen_up,
             named=named,
-            lost=self._lost(link),
+            lost=self._lost(link, port),
             flaps=self._flaps,
         )
 
-    def _lost(self, link: Link) -> int:
+    def _port(self, interface: str) -> _Port:
+        folder = f"{self._machine.sys}/class/net/{interface}"
+        return os.path.realpath(f"{folder}/device"), small_number(f"{folder}/dev_port")
+
+    def _lost(self, link: Link, port: _Port) -> int:
         """Losses by the kernel's count, so that a loss and return between two runs is seen."""
         if link.times_down is None:
             return 0
-        rise = self._losses.setdefault(link.name, CounterIncrease(_WINDOW))
+        rise = self._losses.setdefault((link.name, port), CounterIncrease(_WINDOW))
         return rise.add(self._machine.clock.boottime(), link.times_down)
 
 
@@ -140,7 +154,7 @@ SPEC = CheckSpec(
     "that moved into a pod",
     interval=10.0,
     deadline=5.0,
-    build=lambda sources, options: NicLink(sources.machine, options),
+    build=NicLink,
     options=(
         Option(
             "interfaces",

@@ -20,11 +20,18 @@ def this_machine() -> HostRoots:
     return HostRoots(clock=SystemClock())
 
 
+class SettledClock(SystemClock):
+    """This machine's clock, long after a boot however young the machine is."""
+
+    def boottime(self) -> float:
+        return super().boottime() + 100_000.0
+
+
 def made_up(root: Path, clock: Clock | None = None) -> HostRoots:
     """A machine whose /proc and /sys are folders of ``root``."""
     for name in ("proc/self", "proc/net", "sys", "etc"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    return HostRoots(clock=clock or SystemClock(), root=root, proc=root / "proc", sys=root / "sys")
+    return HostRoots(clock=clock or SettledClock(), root=root, proc=root / "proc", sys=root / "sys")
 
 
 def sources(machine: HostRoots, deadline: float = 10.0) -> Sources:

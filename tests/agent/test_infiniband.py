@@ -255,3 +255,36 @@ async def test_half_a_port_is_survived(tmp_path: Path) -> None:
 
 async def test_this_machine_survives_a_look() -> None:
     assert isinstance(await built_here(this_machine()).run_check(), Off | list)
+
+
+async def test_a_port_that_another_adapter_s_name_was_given_to_has_no_past(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    device(machine, "mlx5_0", "0000:3b:00.0")
+    [spare] = device(machine, "mlx5_1", "0000:5b:00.0")
+    write_counters(spare, state="1: DOWN", phys_state="2: Polling")
+    check = built_here(machine)
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": OK, "mlx5_1/1": OK}
+    names = machine.sys / "class/infiniband"
+    (names / "mlx5_0").rename(names / "between")
+    (names / "mlx5_1").rename(names / "mlx5_0")
+    (names / "between").rename(names / "mlx5_1")
+    report = await check.run_check()
+    assert verdicts(report) == {"mlx5_0/1": OK, "mlx5_1/1": OK}
+    assert observations(report)["mlx5_0/1"].message.endswith(UNUSED)
+
+
+async def test_a_port_may_train_for_long_after_a_boot(tmp_path: Path) -> None:
+    """Its count of lost links may be from before the boot."""
+    clock = HandClock(60.0)
+    machine = made_up(tmp_path, clock)
+    [port] = device(machine, "mlx5_0", "0000:3b:00.0")
+    write_counters(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
+    check = built_here(machine, devices=("mlx5_0", "mlx5_9"))
+    late = (Status.UNKNOWN, "starting")
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": late, "mlx5_9": late}
+    write_counters(port, state="4: ACTIVE", phys_state="5: LinkUp")
+    assert verdicts(await check.run_check())["mlx5_0/1"] == (Status.OK, "")
+    write_counters(port, state="1: DOWN", phys_state="2: Polling", link_downed="2")
+    assert verdicts(await check.run_check())["mlx5_0/1"] == DOWN
+    clock.now = 1201.0
+    assert verdicts(await built_here(machine).run_check()) == {"mlx5_0/1": DOWN}

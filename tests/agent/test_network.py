@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from nodeagent.sources.network import (
 )
 from nodeagent.sources.tcp_probe import ResolveError, Resolver
 from tests.agent.http_server import Request, response, serving
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import (
     built,
     made_up,
@@ -199,6 +202,49 @@ def test_an_interface_whose_type_could_not_be_read_is_looked_at_again(tmp_path: 
     assert links.read() == []
     kind.with_name("later").rename(kind)
     assert [link.name for link in links.read()] == ["eth0"]
+
+
+async def test_names_that_two_ports_have_exchanged_take_no_past_along(tmp_path: Path) -> None:
+    """As after a driver was loaded anew, where the kernel numbers the interfaces."""
+    machine = made_up(tmp_path)
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
+
+    def plug(**cards: int) -> None:
+        shutil.rmtree(machine.sys / "class/net", ignore_errors=True)
+        for name, bus in cards.items():
+            card = machine.sys / f"bus/pci/devices/0000:{bus:02x}:00.0"
+            card.mkdir(parents=True, exist_ok=True)
+            state, count = ("up", 1) if bus == 1 else ("down", 0)
+            folder = nic(
+                machine.sys, name, device=False, operstate=state, carrier_up_count=count, dev_port=0
+            )
+            (folder / "device").symlink_to(card)
+
+    plug(eth0=1, eth1=2)
+    assert verdicts(await check.run_check()) == {"eth0": OK, "eth1": OK}
+    plug(eth0=2, eth1=1)
+    assert verdicts(await check.run_check()) == {"eth0": OK, "eth1": OK}
+    for file, value in (("operstate", "down"), ("carrier_up_count", "0")):
+        (machine.sys / "class/net/eth1" / file).write_text(f"{value}\n")
+    assert verdicts(await check.run_check()) == {"eth0": OK, "eth1": (Status.FAILED, "link-down")}
+
+
+async def test_a_named_port_may_be_late_after_a_boot(tmp_path: Path) -> None:
+    clock = HandClock(60.0)
+    machine = made_up(tmp_path, clock)
+    names = options(nic_link.SPEC, interfaces=("eth0", "eth7"))
+    check = built(nic_link.SPEC, sources(machine), names)
+    port = nic(machine.sys, "eth0", operstate="down", carrier_up_count=0)
+    late = (Status.UNKNOWN, "starting")
+    assert verdicts(await check.run_check()) == {"eth0": late, "eth7": late}
+    job = built(nic_link.SPEC, replace(sources(machine), single_run=True), names)
+    assert verdicts(await job.run_check())["eth7"] == (Status.FAILED, "missing")
+    (port / "operstate").write_text("up\n")
+    assert verdicts(await check.run_check())["eth0"] == OK
+    (port / "operstate").write_text("down\n")
+    assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "link-down"), "eth7": late}
+    clock.now = 1201.0
+    assert verdicts(await check.run_check())["eth7"] == (Status.FAILED, "missing")
 
 
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
