@@ -18,7 +18,7 @@ from nodeagent.evidence.store import Store
 from nodeagent.model import Batch, Evidence, Observation, Status
 from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap, normalise
-from nodeagent.sources.kmsg import Cursor
+from nodeagent.sources.kmsg import SOURCE, Cursor
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ class EvidenceRecorder:
 
     def take_log(self, evidence: Sequence[Evidence], cursor: Cursor | None) -> None:
         """Evidence from the kernel log, and how far it has been read."""
+        if cursor is None and self._state.kernel_seq is not None:
+            self.latch.applied.pop(SOURCE, None)  # the log was set back: lower numbers are new
         changed = self.latch.apply(evidence, self._clock.boottime())
         self._state.kernel_seq = None if cursor is None else cursor.seq
         self._save_within(SAVE_CURSOR_WITHIN)

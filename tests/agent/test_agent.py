@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import os
 import socket
 import subprocess
 import time
@@ -322,3 +323,24 @@ async def test_a_bad_request_gets_an_answer_and_harms_nothing(
 def test_the_version_is_that_of_the_distribution() -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert f'version = "{VERSION}"' in project
+
+
+async def test_a_log_that_was_set_back_still_gives_its_faults(make: Make) -> None:
+    """A machine restored from a snapshot counts its records again from a lower number."""
+    agent = make(replayable=True).start()
+    await agent.up()
+    agent.line("something", skip=9000)
+    agent.xid(79)
+
+    def codes() -> list[str]:
+        return sorted(fault["code"] for fault in agent.state()["faults"])
+
+    await until(lambda: codes() == ["xid:79"])
+    agent.kill()
+    os.truncate(agent.kmsg, 0)
+    agent._seq = 0
+    agent.line("something")
+    agent.start()
+    await until(lambda: "was set back" in str(agent.state()["losses"]))
+    agent.xid(48)
+    await until(lambda: codes() == ["xid:48", "xid:79"])
