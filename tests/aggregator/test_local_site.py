@@ -77,9 +77,11 @@ class Site:
 class Aggregator:
     """A running controller on a local cluster."""
 
-    def __init__(self, path: Path, site: Site | Commands, clock: Turned) -> None:
+    def __init__(
+        self, path: Path, site: Site | Commands, clock: Turned, *, limit: float = 30.0
+    ) -> None:
         commands = site if isinstance(site, Commands) else site.commands
-        self.cluster = LocalCluster(path, commands=commands, wall=clock)
+        self.cluster = LocalCluster(path, commands=commands, command_timeout=limit, wall=clock)
         self.fleet = FleetState()
         self.notes = Notes()
         self.clock = clock
@@ -239,6 +241,34 @@ async def test_a_controller_that_stops_ends_its_program_first(path: Path, tmp_pa
         sickbay.task.cancel()
         await asyncio.wait({sickbay.task})
         assert read_state(int(begun.read_text())).state == ""
+
+
+async def test_a_persons_release_waits_for_no_command_that_hangs(
+    path: Path, tmp_path: Path
+) -> None:
+    begun, released = tmp_path / "begun", tmp_path / "released"
+    hangs = ("sh", "-c", f"touch {begun} && exec sleep 3600")
+    commands = Commands(hangs, hangs, ("touch", str(released)))
+    async with Aggregator(path, commands, Turned(), limit=3600.0) as sickbay:
+        sickbay.ill()
+        await until(begun.exists)
+        await run_other_process(path, "store.delete_quarantine('n1')")
+        await until(lambda: sickbay.phase() is None)
+        assert released.exists(), "the command may have done its work"
+
+
+@pytest.mark.parametrize("ends", ["store.set_stop('drill')", "store.delete_quarantine('n1')"])
+async def test_a_drain_command_ends_with_the_stop_switch_and_with_a_release(
+    path: Path, tmp_path: Path, ends: str
+) -> None:
+    """Else the next controller's command, or the release's, would run next to it."""
+    begun, done = tmp_path / "pid", ("true",)
+    hangs = ("sh", "-c", f"echo $$ > {begun}.new && mv {begun}.new {begun} && exec sleep 3600")
+    async with Aggregator(path, Commands(done, hangs, done), Turned(), limit=3600.0) as sickbay:
+        sickbay.ill()
+        await until(begun.exists)
+        await run_other_process(path, ends)
+        await until(lambda: read_state(int(begun.read_text())).state == "")
 
 
 async def test_a_person_stops_and_releases_through_the_file(path: Path, site: Site) -> None:

@@ -1,10 +1,13 @@
 """Annotations for other tools never keep a node from being marked, or from being released."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.node_names import CODES, KEPT
 from aggregator.cluster.port import (
     UNGUARDED,
@@ -15,7 +18,7 @@ from aggregator.cluster.port import (
     NodeChange,
     Refused,
 )
-from aggregator.quarantine.actions.node_actions import patch_marks
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.node_marks import KEEPING, without_notices
 
 NODE = Node("n1", "uid-1", "1", False, (), {}, {}, "boot-1", True, "")
@@ -34,6 +37,7 @@ class Api:
 
     refuses: str = "foreign"
     error: type[ClusterError] = AdmissionRefused
+    words: object = None
     asked: list[NodeChange] = field(default_factory=list)
     guards: int = 0
 
@@ -48,8 +52,22 @@ class Api:
         return node
 
 
+def acts_on(api: Api, now: Callable[[], float] = lambda: 0.0) -> NodeActions:
+    unused: Any = SimpleNamespace(switch=SimpleNamespace(may_act=bool, check_place=None))
+    return NodeActions(
+        cluster=cast("Cluster", api),
+        record_writer=unused,
+        pools=unused,
+        announcer=unused,
+        event_sink=unused,
+        clocks=Clocks(now, now),
+        policy=unused,
+        stages=unused,
+    )
+
+
 async def patch(api: Api, change: NodeChange) -> None:
-    await patch_marks(cast("Cluster", api), NODE, change, guard=UNGUARDED)
+    await acts_on(api).patch_marks(NODE, change, guard=UNGUARDED)
 
 
 @pytest.mark.parametrize("change", [CHANGE, UNDO])
@@ -66,6 +84,22 @@ async def test_a_refused_change_goes_without_them_and_the_log_says_so(
     api.refuses = "none"
     await patch(api, change)
     assert api.asked[2:] == [change], "the policy may be a new one"
+
+
+async def test_a_storm_of_refusals_is_one_line_with_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    time = 0.0
+    acts = acts_on(Api(), lambda: time)
+
+    async def mark(nodes: int) -> None:
+        for _ in range(nodes):
+            await acts.patch_marks(NODE, CHANGE, guard=UNGUARDED)
+
+    await mark(1000)
+    time = 601.0
+    await mark(2)
+    assert [getattr(one, "count", 0) for one in caplog.records] == [1, 1000]
 
 
 @pytest.mark.parametrize(

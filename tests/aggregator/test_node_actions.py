@@ -217,6 +217,19 @@ with_bench = on(Bench)
 
 
 @with_bench
+async def test_no_act_begins_on_a_node_that_is_being_released(bench: Bench) -> None:
+    bench.stands(made())
+    guard = bench.acts.guard(bench.node_state)
+    await guard()
+    assert not guard.lost()
+    for ends in (made(deleting=True), made(Phase.RELEASING)):
+        bench.stands(ends)
+        assert guard.lost() == "n1 is being released", "a program that runs ends, too"
+        with pytest.raises(GuardRefused, match="being released"):
+            await guard()
+
+
+@with_bench
 async def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more(
     bench: Bench,
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, NodeMeta, Phase, QuarantineSpec, Unreachable
 from aggregator.health.model import Cleared, Delta
+from aggregator.jobs.gangs import Gangs
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.pools import Pool, PoolLimits
@@ -67,6 +68,20 @@ async def test_the_canary_drains_and_the_rest_is_observed() -> None:
         assert "quarantine.suppressed" in replica.notes.kinds(name)
     told = [one.summary for one in replica.notes.transitions if one.node == "n2"]
     assert any("mode observe of pool default keeps us from this" in text for text in told)
+
+
+@in_virtual_time
+async def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_only_observed() -> None:
+    world, gang = fleet_of(n1="canary", n2="other"), {"jobset.sigs.k8s.io/jobset-name": "train"}
+    for name in ("n1", "n2"):
+        world.add_pod(name, f"rank-{name}", labels=gang)
+    drain = replace(POOLED.drain, gangs=Gangs.WHOLE)
+    start(world, replace(POOLED, drain=drain)).agent("n1", snapshot(fault()))
+    await soon(lambda: world.quarantines and world.quarantines["n1"].status.blockers)
+    await later(60)
+    [blocker] = world.quarantines["n1"].status.blockers
+    assert blocker.reason.endswith("n2, which is left alone: mode observe of pool default")
+    assert world.evicted == ["uid-job-n1"]
 
 
 @in_virtual_time

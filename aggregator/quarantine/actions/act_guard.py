@@ -69,19 +69,24 @@ def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Read:
     return read
 
 
-def act_guard(*, switch: StopSwitch, against: Against, fresh: FreshRead | None = None) -> Guard:
+def act_guard(
+    *, switch: StopSwitch, against: Against, fresh: FreshRead | None = None, ends: Against = str
+) -> Guard:
     """Checks that wait come first, and the known state is checked last, without a wait in
-    between.
+    between. ``ends``: what also ends a program that runs.
     """
+
+    def lost() -> str:
+        return ends() or switch.lost()
 
     async def check() -> None:
         if fresh is not None:
             await fresh.renew()
         await switch.check()
-        why = against() or switch.lost()
+        why = against() or lost()
         if why:
             raise GuardRefused(why)
         if fresh is not None and not fresh.is_fresh():
             raise GuardRefused(f"the act is for what was read more than {MOST_AGE:g} s ago")
 
-    return Guard(check, switch.lost)
+    return Guard(check, lost)

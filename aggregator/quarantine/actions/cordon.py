@@ -29,7 +29,7 @@ from aggregator.cluster.port import (
     Unread,
 )
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.node_actions import NodeActions, patch_marks
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS
@@ -130,9 +130,7 @@ class CordonActions:
     async def patch(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
         off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
         change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
-        return await patch_marks(
-            self._acts.cluster, node, change, guard=self._acts.guard(node_state)
-        )
+        return await self._acts.patch_marks(node, change, guard=self._acts.guard(node_state))
 
     def report(self, node_state: NodeState, quarantine: Quarantine, patched: Node) -> None:
         """The marks are set: the announcement and the metrics follow, and the status as next
@@ -252,7 +250,7 @@ class CordonActions:
         if UNCORDONED_BY in node.annotations:
             change = replace(change, annotations={**change.annotations, UNCORDONED_BY: None})
         guard = self._acts.guard(node_state)
-        patched = await patch_marks(self._acts.cluster, node, change, guard=guard)
+        patched = await self._acts.patch_marks(node, change, guard=guard)
         node_state.take_node(patched)
         applied = read_applied(patched)
         if applied != quarantine.status.applied:

@@ -6,7 +6,7 @@ from attrs import define
 
 from aggregator.cluster.port import MarksStatus, Node, Phase, Quarantine
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.node_actions import NodeActions, patch_marks
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import (
     CONDITION,
@@ -56,7 +56,7 @@ class MarkRestorer:
         if missing != (CONDITION,):
             change = cordon_change(node, in_force, rules=self.rules)
             guard = self._acts.guard(node_state)
-            node = await patch_marks(self._acts.cluster, node, change, guard=guard)
+            node = await self._acts.patch_marks(node, change, guard=guard)
         self._acts.announcer.announce(node_state, node.uid, in_force.spec.reason)
         node_state.take_node(node)
         marks = counted(in_force.status.marks or _NONE, self._acts.clocks.latest())

@@ -6,6 +6,7 @@ more: none of them may fail for an annotation.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 
 from attrs import define
@@ -19,6 +20,7 @@ from aggregator.cluster.port import (
     Guard,
     Node,
     NodeChange,
+    Phase,
     Quarantine,
     QuarantineStatus,
 )
@@ -69,25 +71,8 @@ class NodeReports:
 log = logging.getLogger("sickbay.quarantine")
 
 
-async def patch_marks(cluster: Cluster, node: Node, change: NodeChange, *, guard: Guard) -> Node:
-    """As `Cluster.patch_node`, without annotations for other tools where admission refuses these.
-    The refused request changed nothing, so the second one is based on the same read of the node.
-    What an undo leaves is named by `KEPT` on the node, and goes with its next release.
-    """
-    try:
-        return await cluster.patch_node(node, change, guard=guard)
-    except AdmissionRefused as error:
-        plain = without_notices(change)
-        if plain is None:
-            raise
-        patched = await cluster.patch_node(node, plain, guard=guard)
-        text = (
-            "admission refuses annotations for other tools: nodes are marked and released"
-            " without them (apply deploy/kubernetes/admission-policies.yaml, and name"
-            " marks.reason_annotation in its ownNotices)"
-        )
-        log.warning(text, extra={"node": node.name, "error": str(error)})
-        return patched
+#: Annotations that admission refuses are logged at most this often (seconds).
+_REFUSALS_EVERY = 600.0
 
 
 class NodeActions(NodeReports):
@@ -118,6 +103,8 @@ class NodeActions(NodeReports):
         #: The guard of what undoes: its version may be of a read after another one's acts.
         self.place = Guard(self._switch.check_place)
         self.announcer = announcer
+        #: Patches that went without annotations since that was logged, and when (monotonic).
+        self._without_notices, self._logged_at = 0, -math.inf
 
     def guard(
         self,
@@ -129,12 +116,17 @@ class NodeActions(NodeReports):
     ) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.
 
-        It checks the stop switch, read anew; the node's owner; and, unless ``granted`` is False,
-        whether the record still has the node's entry, by which it acts, and whether the mode of the
-        pool, by the labels as last read, still lets us act on our own. ``against`` is
-        the act's own check. ``fresh``: what is read again where its last read is too old. Requests
-        that undo or report take none.
+        It checks the stop switch, read anew; the node's owner; whether it is being released; and,
+        unless ``granted`` is False, whether the record still has the node's entry, by which it
+        acts, and whether the mode of the pool, by the labels as last read, still lets us act on our
+        own. ``against`` is the act's own check. ``fresh``: what is read again where its last read
+        is too old. Requests that undo or report take none.
         """
+
+        def released() -> str:
+            known = node_state.quarantine
+            ends = known is not None and (known.deleting or known.status.phase is Phase.RELEASING)
+            return f"{node_state.node} is being released" if ends else ""
 
         def why_not() -> str:
             if granted and not self._record_writer.grants(node_state.node):
@@ -143,7 +135,7 @@ class NodeActions(NodeReports):
                 return "the mode of the node's pool is observe now"
             return against()
 
-        return act_guard(switch=self._switch, against=why_not, fresh=fresh)
+        return act_guard(switch=self._switch, against=why_not, fresh=fresh, ends=released)
 
     def fresh_quarantine(self, quarantine: Quarantine) -> FreshRead:
         """The quarantine is read again before the act."""
@@ -155,6 +147,11 @@ class NodeActions(NodeReports):
         quarantine = node_state.quarantine
         ours = quarantine is None or quarantine.spec.requester == OURS
         return ours and self._pools.mode_of(node_state.node) is Action.OBSERVE
+
+    def why_not_drained(self, node: str) -> str:
+        """The mode that keeps us from evicting pods of the node; empty: it lets us."""
+        drains = self._pools.mode_of(node) is Action.DRAIN
+        return "" if drains else self._pools.describe_mode(node)
 
     async def read_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""
@@ -194,6 +191,34 @@ class NodeActions(NodeReports):
 
         await self.cluster.drop_quarantine(quarantine, guard=Guard(check))
         return node_state.own_quarantine_view().drop()
+
+    async def patch_marks(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
+        """As `Cluster.patch_node`, without annotations for other tools where admission refuses
+        these. The refused request changed nothing, so the second one is based on the same read of
+        the node. What an undo leaves is named by `KEPT` on it, and goes with its next release.
+        """
+        try:
+            return await self.cluster.patch_node(node, change, guard=guard)
+        except AdmissionRefused as error:
+            plain = without_notices(change)
+            if plain is None:
+                raise
+            patched = await self.cluster.patch_node(node, plain, guard=guard)
+            self._note_refusal(node, error)
+            return patched
+
+    def _note_refusal(self, node: Node, error: ClusterError) -> None:
+        """Log them with their number: a storm has thousands, all for the same reason."""
+        self._without_notices += 1
+        if self.clocks.now() - self._logged_at < _REFUSALS_EVERY:
+            return
+        log.warning(
+            "admission refuses annotations for other tools: nodes are marked and released"
+            " without them (apply deploy/kubernetes/admission-policies.yaml, and name"
+            " marks.reason_annotation in its ownNotices)",
+            extra={"node": node.name, "error": str(error), "count": self._without_notices},
+        )
+        self._without_notices, self._logged_at = 0, self.clocks.now()
 
     async def write_status(
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus

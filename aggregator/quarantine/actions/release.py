@@ -23,7 +23,7 @@ from aggregator.cluster.port import (
     Quarantine,
 )
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.node_actions import NodeActions, patch_marks
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.open_attempts import are_attempts_known
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import Entry
@@ -259,7 +259,7 @@ class ReleaseActions:
         ended = node_state.cluster.ended_overrides
         still = (read_overruled(node.annotations) - ended) | words
         change = undo_change(node, uid, applied, still, uncordoned=uncordoned, more=more)
-        undone = await patch_marks(self._acts.cluster, node, change, guard=self._acts.place)
+        undone = await self._acts.patch_marks(node, change, guard=self._acts.place)
         node_state.cluster.note_removed(ended)
         return undone
 

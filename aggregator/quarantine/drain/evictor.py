@@ -182,12 +182,13 @@ class Evictor:
     async def _request(self, pod: Pod, how: _Request) -> bool:
         """Cancelled, it sends no more; a request that is sent lands without being waited for."""
         sent = asyncio.Event()
+        guard = self.acts.guard(self.node_state, against=self._why_over)
 
         async def check() -> None:
-            await self.acts.guard(self.node_state, against=self._why_over)()
+            await guard()
             sent.set()
 
-        task = asyncio.create_task(self._in_turn(pod, how, Guard(check)))
+        task = asyncio.create_task(self._in_turn(pod, how, Guard(check, guard.lost)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -374,7 +375,7 @@ class Evictor:
                 return ""
             capped = read_operator_requests(node.annotations).why_capped(self.clocks.earliest())
             by_all, by_evictions = self.node_state.others.forbidden(node)
-            return capped or by_all or by_evictions
+            return capped or by_all or by_evictions or self.acts.why_not_drained(name)
 
         reasons = await asyncio.gather(*map(why, by_node))
         for pod, reason in zip(by_node.values(), reasons, strict=True):
