@@ -185,6 +185,18 @@ def test_a_records_text_is_the_same_whatever_was_written_before(written: list[Re
         assert parse_record(text) == record
 
 
+def test_a_query_for_a_node_in_quarantine_holds_no_other_node() -> None:
+    """A cause trips a cooldown where it holds a proposal, and not where it is only looked up."""
+    cause = OpenCause("limits.common_cause_percent", "10%", "a driver", fleetwide=True)
+    explained = replace(proposal("n1"), suspects=(frozenset({"driver"}),))
+    batch = AdmissionBatch(standing("n1"), OPEN, FleetSize(9, 9), now=5.0, causes={"driver": cause})
+    assert present(batch.escalation_hold(explained)).cause == "driver"
+    assert present(batch.repair_hold(explained)).cause == "driver"
+    assert batch.admit([proposal("n2")], "hash").admitted == {"n2"}
+    held = batch.admit([replace(explained, node="n3"), proposal("n4")], "hash").held
+    assert [held[node].limit for node in ("n3", "n4")] == [cause.limit, "limits.cooldown"]
+
+
 def test_a_limit_of_nothing_is_nothing() -> None:
     size = FleetSize(100, 100, {"a": 100})
     for limits in (

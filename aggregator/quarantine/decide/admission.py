@@ -233,8 +233,13 @@ class AdmissionBatch:
             return None
         if self._waiting is not None:
             return self._waiting
+        explained = self._explained(proposal)
+        if explained is not None:
+            self._trip_by(explained.cause, self._causes[explained.cause])
         held = (
-            self.escalation_hold(proposal)
+            explained
+            or self._cooling(proposal)
+            or self._unsettled(proposal)
             or self._full(proposal.pool)
             or self._policy_pools.full(proposal.policy_pool)
             or self._pool_too_fast(proposal)  # first: it cools no other pool down
@@ -312,7 +317,7 @@ class AdmissionBatch:
     # -- suspecting ourselves --------------------------------------------------------------
 
     def _explained(self, proposal: Proposal) -> Held | None:
-        """Held where an open cause explains each piece of evidence; the cause cools down then."""
+        """Held where an open cause explains each piece of evidence."""
         found: dict[str, OpenCause] = {}
         for suspects in proposal.suspects:
             hits = {ident: self._causes[ident] for ident in suspects & self._causes.keys()}
@@ -323,7 +328,6 @@ class AdmissionBatch:
             return None
         ident = min(found)
         cause = found[ident]
-        self._trip_by(ident, cause)
         return Held(cause.limit, cause.value, cause.reason, ident)
 
     def _trip_by(self, ident: str, cause: OpenCause) -> None:
