@@ -13,6 +13,7 @@ import pytest
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     Action,
+    GuardRefused,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -221,6 +222,21 @@ async def test_a_replica_that_lost_its_place_makes_no_lost_record(*, waits: bool
     assert ("write_record" in seen) == waits
     replica.cluster.in_queue, controller = None, True
     await until(lambda: entries(world) == {names[0]})
+
+
+@in_virtual_time
+async def test_a_replica_that_lost_its_place_counts_no_operation_of_before() -> None:
+    """The operation may have ended since, and would hold others until its time is over."""
+    world, _ = fleet()
+    controller = True
+    replica = Replica(world, clock=Running(), settings=SOME, may_act=lambda: controller)
+    await until(lambda: not replica.fleet.view_lost)
+    writer, before = replica.controller.parts.record_writer, world.record
+    controller = False
+    with pytest.raises(GuardRefused):
+        await writer.restore_operation(RunningOperation("n1", "q-1-reboot", "reboot", 0, 9e9))
+    assert world.record == before
+    await replica.stop()
 
 
 def record_events(replica: Replica) -> list[str]:

@@ -233,6 +233,10 @@ def test_an_older_word_changes_nothing_and_after_a_gap_the_first_one_counts() ->
     switch.view_lost()  # the store was restored: its versions are lower
     switch.apply_seen(StopText("again", "5"))
     assert switch.reason == "again"
+    switch.view_lost()
+    switch.apply_seen(StopText("again", "5"))  # the list
+    switch.apply_seen(StopText("", "4"))  # a read that began before the watch was lost
+    assert switch.reason == "again"
 
 
 def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:

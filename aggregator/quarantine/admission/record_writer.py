@@ -27,7 +27,7 @@ from aggregator.cluster.port import (
     SharedObjects,
     is_older,
 )
-from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER, StopSwitch, StopUnreadable
+from aggregator.quarantine.admission.stop_switch import StopSwitch, StopUnreadable
 from aggregator.quarantine.decide.admission import (
     SETTLES,
     AdmissionBatch,
@@ -354,8 +354,8 @@ class AdmissionRecordWriter:
     ) -> tuple[Mapping[str, Held], ClusterError | None]:
         """Write until it goes through; the batch is decided anew on each record that is read.
 
-        Returns what is held, and why no proposal could be decided: the stop switch can't be read,
-        or we are not the controller. Neither keeps an entry from being removed: releases continue.
+        Returns what is held, and why no proposal could be decided: the stop switch can't be read.
+        That keeps no entry from being removed: releases continue.
         """
         fresh = False
         unread: ClusterError | None = None
@@ -368,8 +368,6 @@ class AdmissionRecordWriter:
             stored = self._stored
             if stored is None or self.problem:
                 raise ClusterError(self.problem or "the admission record was not read")
-            if self._lost and not self.switch.may_act():
-                raise ClusterError(f"the admission record {self._lost}, and {NOT_CONTROLLER}")
             before = self.record
             after = self._changed(before, stored.uid, batch)
             decidable = batch if unread is None else []
@@ -389,6 +387,7 @@ class AdmissionRecordWriter:
             except Conflict:
                 self._stored = None
             except GuardRefused as error:  # decided anew, with the stop known
+                self.switch.require_place()
                 unread = None if self.switch.reason else error
             except StopUnreadable as error:
                 unread = error
@@ -458,15 +457,13 @@ class AdmissionRecordWriter:
     async def _write(self, record: Record, version: str, *, admits: bool) -> None:
         """Write it against that version. ``admits``: not where the stop switch is set by now.
 
-        A record that was lost is made by the controller alone: a replica that was paused knows the
-        one of before its pause, with reservations of operations that have ended since.
+        The controller alone writes it: a replica that was paused would make a lost record, or count
+        an operation, by what was known before its pause: with operations that have ended since.
         """
         record = replace(record, generation=record.generation + 1)
         text, before = self._scribe.dump(record), self._stored
         self._writing = (text, record)
-        guard = Guard(self.switch.check_place) if self._lost else None
-        if admits:
-            guard = Guard(self.switch.check_meanwhile)
+        guard = Guard(self.switch.check_meanwhile if admits else self.switch.check_place)
         try:
             written = await self._cluster.write_record(text, version, guard=guard)
             self._take_answer(written, before, sure=True)

@@ -80,10 +80,10 @@ class StopSwitch:
     def apply_seen(self, stop: StopText) -> None:
         """The switch's own object, by the watch or by a read. An older one is ignored."""
         older = is_older(stop.version, self._version) and not self._any_version
+        self._any_version = False
         if older or (stop.version == self._version and stop.version):
             return
-        before = self.reason
-        self._version, self._any_version = stop.version, False
+        before, self._version = self.reason, stop.version
         if stop.reason is None:
             self.reason = f"{self._set}{_GONE}" if self._set else ""
         else:
