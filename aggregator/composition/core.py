@@ -228,6 +228,7 @@ class _Acts:
             drain=settings.drain,
             proposals=self.proposals,
             test_namespace=settings.repair.test_namespace,
+            uncordon=settings.uncordon,
         )
         self.operations = OperationEngine(
             operations=cluster.operations,

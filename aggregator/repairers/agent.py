@@ -64,8 +64,6 @@ class AgentRepairer:
 
     def __init__(self, orders: AgentOrders) -> None:
         self._orders = orders
-        #: Operations that this process has sent.
-        self._sent: set[str] = set()
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         known = self._orders.result_of(order.node, order.operation)
@@ -79,7 +77,7 @@ class AgentRepairer:
             text = "the node's agent is not connected to this replica, which waits for it"
             return RepairAnswer(AnswerState.NOT_SENT, text)
         if order.repair not in line.repair_verbs:
-            if order.operation in self._sent:
+            if self._orders.is_ours(order.node, order.operation):
                 text = "the agent does not allow it any more, and gave no answer when it did"
                 return RepairAnswer(AnswerState.UNSURE, text)
             state = _refused(order.repair)
@@ -92,7 +90,6 @@ class AgentRepairer:
         if self._orders.line_of(order.node) is not line:
             return RepairAnswer(AnswerState.NOT_SENT, "the agent's stream has ended just now")
         self._orders.begin(order.node, order.operation, order.quarantine)
-        self._sent.add(order.operation)
         line.order_repair(
             AgentOrder(
                 operation=order.operation,
@@ -146,7 +143,6 @@ class AgentRepairer:
             line.cancel_repair(order.operation, "the node is released")
 
     def note_end(self, node: str, operation: str) -> None:
-        self._sent.discard(operation)
         self._orders.settle(node, operation)
 
 

@@ -180,8 +180,8 @@ class AgentOrders:
         """Once for each order of ours, however often its agent reports it: an evaluation has its
         cost.
         """
-        ours = operation in self._ordered.get(node, ())
-        if self._note_end is None or not ours or self._ended.get(node) == operation:
+        known = self._ended.get(node) == operation
+        if self._note_end is None or known or not self.is_ours(node, operation):
             return
         self._ended[node] = operation
         self._note_end(node)
@@ -200,6 +200,10 @@ class AgentOrders:
     def line_of(self, node: str) -> OrderLine | None:
         """The stream of the node's agent to this replica, or None."""
         return self._lines.line_of(node) if self._lines is not None else None
+
+    def is_ours(self, node: str, operation: str) -> bool:
+        """Whether it is the order that this process has sent, or follows."""
+        return operation in self._ordered.get(node, ())
 
     def result_of(self, node: str, operation: str) -> AgentResult | None:
         """The latest state of the order, or None while none is known here."""

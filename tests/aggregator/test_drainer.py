@@ -554,6 +554,22 @@ async def test_without_a_hook_a_drain_goes_on_while_its_quarantine_stands(bench:
     assert bench.asked == []
 
 
+@played_by(on_hooked)
+async def test_the_memory_of_ends_that_can_not_be_written_is_bounded(bench: Hooked) -> None:
+    """A node may vanish before its end is written."""
+
+    async def refuses(*_: Any) -> None:
+        raise Unreachable("503")
+
+    bench.acts.write_status = refuses
+    bench.stands(made(Phase.DRAINING))
+    for number in range(1001):
+        bench.node_state.node = f"n{number}"
+        with pytest.raises(Unreachable):
+            await bench.made._end(bench.node_state, HookStatus(HookState.DONE, 1.0))
+    assert len(bench.made._unwritten) == 1000
+
+
 @pytest.mark.parametrize("state", [HookState.DONE, HookState.GIVEN_UP])
 @played_by(on_hooked)
 async def test_a_hook_that_has_ended_is_not_asked_again(bench: Hooked, state: HookState) -> None:

@@ -23,13 +23,14 @@ from aggregator.quarantine.decide.admission_record import (
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.reservation import LINGERS
 from aggregator.quarantine.reconcile.rounds import ROUNDS
+from aggregator.quarantine.repair import engine
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
     RepairOrder,
     RepairSettings,
 )
-from tests.aggregator.repair_site import ILL, Site
+from tests.aggregator.repair_site import ILL, Site, reported_ends
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT, ShopRepairer, repair_settings
@@ -77,12 +78,11 @@ async def test_a_stop_until_the_deadline_of_an_order_that_was_not_sent_leads_to_
     assert ("replace" in site.repaired) is not stops
 
 
-@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("how", ["removed", "restored", "removed, and a restart"])
 @in_virtual_time
-async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(
-    *, restored: bool
-) -> None:
+async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(how: str) -> None:
     """Removed past its finalizer, or etcd is that of before: a second power cycle would follow."""
+    restored = how == "restored"
     site = Site(kinds=("reboot", "replace", "ticket"))
     site.shop.boots = False
     site.world.operations.person_requests("n2", "reboot", "anothers")
@@ -91,10 +91,14 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(
     backup = site.world.backup()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     [ordered] = site.shop.orders
+    if "restart" in how:
+        await site.replica.stop()
     if restored:
         site.world.restore(backup)
     else:
         site.world.operations.remove(site.world.operations.by_name[ordered.operation])
+    if "restart" in how:
+        site.start()
     await site.settles(site.is_exhausted)
     await later(LINGERS)
     assert site.shop.orders == [ordered]
@@ -102,6 +106,66 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(
     counts = parse_record(site.world.record.text).repairs
     assert restored or counts["n1"].operation == ordered.operation
     site.check()
+
+
+@in_virtual_time
+async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_person() -> None:
+    """The Quarantine names its beginning, and its operation still waits: it was never ordered."""
+    site, refused = Site(), [Unreachable("503")]
+    fails = {"write_operation": refused}
+    site.start(fails=lambda name: next(iter(fails.get(name, ())), None))
+    await site.settles(
+        lambda: site.world.quarantines and getattr(site.quarantine().status.repair, "began_at", 0)
+    )
+    assert site.shop.orders == []
+    await site.replica.stop()
+    site.start()
+    await site.settles(lambda: ("reboot", RepairState.SUCCEEDED) in site.attempts())
+    site.check()
+
+
+@in_virtual_time
+async def test_an_end_whose_write_got_no_answer_is_reported_all_the_same() -> None:
+    site, lost = Site(), list[ClusterError]()
+    site.keeps_objects = False
+    site.start(loses=lambda name: lost.pop() if lost and name == "write_operation" else None)
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    [order] = site.shop.orders
+    lost.append(Unreachable("504"))
+    await site.settles(lambda: not lost and reported_ends(site), within=TIMEOUT)
+    assert reported_ends(site) == ["Succeeded"]
+    assert site.shop.ended == [order.operation]
+    await site.settles(lambda: not parse_record(site.world.record.text).repairs, within=60)
+    site.check()
+
+
+@in_virtual_time
+async def test_the_memory_of_orders_whose_operations_are_gone_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that vanishes with its operation reports no end."""
+    monkeypatch.setattr(engine, "_MOST_KEPT", 2)
+    names = [f"n{number}" for number in range(4)]
+    site = Site(*names)
+    site.rules, site.shop.boots = {"concurrent": 4, "concurrent_percent": 100}, False
+    site.shop.answer = RepairAnswer(AnswerState.UNSURE)
+    site.start()
+    await site.settles(lambda: len(site.shop.orders) == len(names))
+    kept = site.replica.controller.parts.repair_permissions._quarantined.engine
+    assert len(kept._sent) == 2
+
+
+@in_virtual_time
+async def test_the_end_of_a_ladder_is_reported_once_whatever_clock_began_its_last_rung() -> None:
+    site = Site(kinds=("reboot",))
+    site.shop.boots = False
+    site.start().clock.time = 2 * TIMEOUT
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.replica.stop()
+    site.start()
+    await site.settles(site.is_exhausted)
+    await later(TIMEOUT / 2)
+    assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
 
 
 @in_virtual_time

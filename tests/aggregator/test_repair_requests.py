@@ -100,6 +100,8 @@ async def test_an_order_is_cancelled_though_its_quarantine_was_taken_away_by_for
     assert site.shop.cancelled == site.shop.cleaned == [order.operation]
     assert reported_ends(site) == ["Cancelled" if cancels else "Unknown"]
     await site.settles(lambda: phases(site) == {order.operation: reported_ends(site)[0]}, within=30)
+    # Else it would hold the repairs of its failure domain until its time is over.
+    assert ("n1" in parse_record(site.world.record.text).repairs) is not cancels
 
 
 @pytest.mark.parametrize("call", ["read_outcome", "cancel", "clean_up"])
@@ -109,12 +111,8 @@ async def test_a_persons_release_waits_for_no_repairer_that_hangs(
 ) -> None:
     """A site's program may run for an hour, and the release has a call of its own, for seconds."""
 
-    async def hangs(self: ShopRepairer, order: RepairOrder) -> Any:
-        begun.append(order.operation)
-        await asyncio.sleep(3600)
-
     site, begun = Site(), list[str]()
-    monkeypatch.setattr(ShopRepairer, call, hangs)
+    monkeypatch.setattr(ShopRepairer, call, hanging(begun))
     site.shop.boots = call == "clean_up"
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
@@ -124,6 +122,58 @@ async def test_a_persons_release_waits_for_no_repairer_that_hangs(
     site.seen = True
     site.world.person_deletes("n1")
     await site.settles(site.is_released, within=30)
+    site.check()
+
+
+def hanging(begun: list[str]) -> Any:
+    """A call of a repairer that gives no answer."""
+
+    async def hangs(self: ShopRepairer, order: RepairOrder) -> Any:
+        begun.append(order.operation)
+        await asyncio.sleep(3600)
+
+    return hangs
+
+
+@pytest.mark.parametrize("by", ["force", "uncordon"])
+@in_virtual_time
+async def test_a_persons_release_by_the_node_waits_for_no_repairer_that_hangs(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event of the Quarantine shows it: the node is read next to the call."""
+    site, begun = Site(), list[str]()
+    monkeypatch.setattr(ShopRepairer, "read_outcome", hanging(begun))
+    site.shop.boots = False
+    if by == "force":
+        site.ill = {}
+        site.start()
+        await site.drained_by_hand()
+        site.world.operations.person_requests("n1", "reboot", "a1")
+    else:
+        site.start()
+    await site.settles(lambda: begun)
+    site.seen = True
+    if by == "force":
+        site.world.person_annotates("n1", "sickbay.dev/force", None)
+    else:
+        site.world.person_uncordons("n1")
+    await site.settles(site.is_released, within=30)
+    assert reported_ends(site) == ["Unknown"]
+    site.check()
+
+
+@in_virtual_time
+async def test_a_repair_goes_on_while_a_pin_holds_the_release_of_a_force_taken_back() -> None:
+    site = Site()
+    site.ill, site.shop.boots = {}, False
+    site.start()
+    await site.drained_by_hand()
+    site.world.operations.person_requests("n1", "reboot", "a1")
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    site.world.person_annotates("n1", "sickbay.dev/pin", "for the vendor")
+    site.world.person_annotates("n1", "sickbay.dev/force", None)
+    await site.settles(lambda: "pinned" in site.quarantine().status.release_held)
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.FAILED)])
     site.check()
 
 

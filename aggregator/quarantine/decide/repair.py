@@ -353,15 +353,25 @@ def malformed(status: RepairStatus) -> str:
     return ""
 
 
+def lacks_newest(status: RepairStatus | None) -> bool:
+    """Whether the operation that was about to begin last is no attempt: a process died before it
+    began, or it is gone.
+    """
+    if status is None:
+        return False
+    return status.began_at > max((one.began_at for one in status.attempts), default=0.0)
+
+
+def busy_attempt(status: RepairStatus | None) -> RepairAttempt | None:
+    """The attempt that may still act on the node."""
+    if status is None:
+        return None
+    return next((one for one in status.attempts if one.state in BUSY), None)
+
+
 def is_busy(status: RepairStatus | None) -> bool:
     """Whether an attempt may still act on the node: no release happens by itself meanwhile."""
-    return status is not None and any(one.state in BUSY for one in status.attempts)
-
-
-def is_testing(status: RepairStatus | None) -> bool:
-    """Whether the attempt under way is a test, which can be ended at any time."""
-    attempts = status.attempts if status is not None else ()
-    return any(one.state in BUSY and one.repair == TEST for one in attempts)
+    return busy_attempt(status) is not None
 
 
 def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) -> str:

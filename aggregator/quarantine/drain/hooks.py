@@ -25,11 +25,13 @@ from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still, while_in_force
 from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.recent import Recent
 
 _BACKOFF = Backoff(first=1.0, most=30.0, spread=0.3)
 #: Changed output of a hook is written at most this often (seconds).
 _STATUS_EVERY = 10.0
 _MOST_TEXT = 500
+_MOST_UNWRITTEN = 1000
 
 
 class HookResult(enum.Enum):
@@ -80,7 +82,7 @@ class HookRunner:
         self._rng = rng
         self._lane = asyncio.Semaphore(rules.at_once)
         #: Per node, the end of ``pre_evict`` that is still to be written.
-        self._unwritten: dict[str, HookStatus] = {}
+        self._unwritten: Recent[str, HookStatus] = Recent(_MOST_UNWRITTEN)
 
     def is_due(self, status: QuarantineStatus) -> bool:
         """Whether the hook before the evictions has to be called (again)."""

@@ -173,6 +173,7 @@ class NodeTestReconciler:
             watched.held = step.because if step.do is Do.NOTHING else ""
         await self._forget_leftover(name, watched.test, step.test)
         case = NodeTestCase(self.shared, self.checks, self.reports, name, watched, node)
+        self.shared.engine.report_end(case, watched.test)
         await self.shared.engine.carry_out(case, step)
         if step.do is Do.ORDER:  # it may have been refused after its reservation
             await self._forget_leftover(name, watched.test)

@@ -54,7 +54,7 @@ class PlanInputs:
         """The values of `EndView`, in the order of its fields."""
         cluster, known = node_state.cluster, node_state.quarantine_view
         exempt = cluster.operator_requests.exempt(self.wall())
-        requests = is_unforced(node_state), exempt, untested
+        requests = node_state.is_unforced, exempt, untested
         node = cluster.node_gone, known.node_replaced, bool(known.reborn)
         mode = self.mode(node_state, quarantine)
         return quarantine, mode, is_recovered(node_state), *requests, *node
@@ -72,10 +72,3 @@ class PlanInputs:
 def is_recovered(node_state: NodeState) -> bool:
     """Whether its agent reports, and every incident is closed by positive signs."""
     return node_state.agent.is_fresh and not node_state.acting
-
-
-def is_unforced(node_state: NodeState) -> bool:
-    """Whether the annotation of a person's force is gone, by the last read of the node."""
-    cluster, requests = node_state.cluster, node_state.cluster.operator_requests
-    known = cluster.operator_requests_known and not requests.force_requested
-    return cluster.node_gone or known

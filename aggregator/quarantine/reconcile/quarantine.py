@@ -13,7 +13,7 @@ from aggregator.quarantine.decide.plans.marks import MarkStep, MarkView, plan_ma
 from aggregator.quarantine.decide.plans.object import ObjectStep, ObjectView, plan_object
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import Uncordoned, recordon_due
-from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered, is_unforced
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
 from aggregator.quarantine.state.race import Still
@@ -43,7 +43,7 @@ class QuarantineReconciler:
             recovered=is_recovered(node_state),
             conflict=bool(node_state.agent.conflict),
             forced=requests.forced(wall),
-            unforced=is_unforced(node_state),
+            unforced=node_state.is_unforced,
             exempt=requests.exempt(wall),
             release_held=bool(node_state.release_held),
             marks_unreported=quarantine.status.phase in MARKED

@@ -77,10 +77,6 @@ class OperationCase(Protocol):
     def order_guard(self, attempt: RepairAttempt, read_at: float) -> Guard:
         """``read_at``: when what it rests on was last read (monotonic)."""
 
-    def is_wanted(self) -> bool:
-        """Whether the purpose of the order is still there, as last seen."""
-        return True
-
     async def while_wanted(self, call: Awaitable[T]) -> T:
         """The repairer's answer. Raises Conflict where the purpose of the operation goes meanwhile:
         a release waits for no repairer.

@@ -17,6 +17,7 @@ from aggregator.cluster.port import (
     BUSY,
     Conflict,
     GuardRefused,
+    GuardUnreadable,
     Operation,
     Operations,
     RepairAttempt,
@@ -39,9 +40,12 @@ from aggregator.quarantine.repair.repairer_calls import (
     RepairerCalls,
     end_state,
 )
+from aggregator.runtime.recent import Recent
 
 log = logging.getLogger("sickbay.quarantine")
 
+#: Operations of which something is remembered: of one that is gone nothing reports an end.
+_MOST_KEPT = 10_000
 _UNSURE = RepairAnswer(AnswerState.UNSURE)
 _NO_TWICE = "it is not known whether it was ordered, and its repairer takes no order twice"
 
@@ -57,12 +61,11 @@ class OperationEngine:
 
     def __attrs_post_init__(self) -> None:
         self.calls = RepairerCalls(self._settings.repairers)
-        #: The operations that this process began and has certainly not ordered.
-        self._unsent: set[str] = set()
-        #: Those whose order this process may have sent, and whose end it has not seen.
-        self._sent: set[str] = set()
+        #: By operation that this process has begun, or sent, and whose end it has not seen: whether
+        #: its order may have been sent.
+        self._sent: Recent[str, bool] = Recent(_MOST_KEPT)
         #: By operation, the answers to orders whose effect is still to be written.
-        self._answers: dict[str, RepairAnswer] = {}
+        self._answers: Recent[str, RepairAnswer] = Recent(_MOST_KEPT)
 
     async def carry_out(self, case: OperationCase, step: NextOperation) -> None:
         """Do what is next for the operation that is under way, or begin one."""
@@ -90,11 +93,11 @@ class OperationEngine:
 
     def is_unsent(self, attempt: RepairAttempt) -> bool:
         """Whether nobody can have sent the order."""
-        return attempt.state is RepairState.ORDERING and attempt.operation in self._unsent
+        return attempt.state is RepairState.ORDERING and self._sent.get(attempt.operation) is False
 
     def may_be_sent(self, operation: str) -> bool:
         """Whether this process may have sent the order, and has not seen its end."""
-        return operation in self._sent
+        return self._sent.get(operation, False)
 
     def counts(self, node: str, attempt: RepairAttempt) -> bool:
         """Whether the record counts the attempt; a ticket counts for no limit."""
@@ -147,7 +150,7 @@ class OperationEngine:
         await case.beginning_guard(attempt)()  # the object took its time
         await case.note_beginning(attempt)
         await self._operations.write_status(there, case.begun_status(attempt))
-        self._unsent.add(attempt.operation)
+        self._sent[attempt.operation] = False
         case.begun(attempt, step.because)
         await self._send(case, attempt, read_at)
 
@@ -212,24 +215,16 @@ class OperationEngine:
             return
         if self._clocks.now() - read_at > SEND_WITHIN:
             return  # the process was paused in between
-        guard = case.order_guard(attempt, read_at)
+        guard, unsent = case.order_guard(attempt, read_at), self.is_unsent(attempt)
+        self._sent[attempt.operation] = True
         try:
-            await guard()  # the repairer repeats it after its last wait
-        except GuardRefused:
-            if case.is_wanted():
-                raise
-            return
-        known = attempt.operation in self._unsent
-        self._unsent.discard(attempt.operation)
-        self._sent.add(attempt.operation)
-
-        def note_unsent() -> None:
-            if known:
-                self._unsent.add(attempt.operation)
-                self._sent.discard(attempt.operation)
-
-        ordering = self.calls.order(case.order(attempt), guard, on_unsent=note_unsent)
-        await self._take_answer(case, attempt, await case.while_wanted(ordering))
+            answer = await case.while_wanted(self.calls.order(case.order(attempt), guard))
+        except (GuardRefused, GuardUnreadable):  # it was not sent, and is decided on anew
+            self._sent[attempt.operation] = not unsent
+            raise
+        if answer.state is AnswerState.NOT_SENT:
+            self._sent[attempt.operation] = not unsent
+        await self._take_answer(case, attempt, answer)
 
     async def _take_answer(
         self, case: OperationCase, attempt: RepairAttempt, answer: RepairAnswer
@@ -379,11 +374,14 @@ class OperationEngine:
         case.poll_in(0.0)
         await self.record_writer.end_operation(attempt.operation)
 
+    def report_end(self, case: OperationCase, last: RepairAttempt | None) -> None:
+        """Announce an end that this process has written, where the write got no answer."""
+        if last is not None and last.state not in BUSY and last.operation in self._sent:
+            self.announce(case, last, last.message)
+
     def announce(self, case: OperationCase, ended: RepairAttempt, text: str) -> None:
         """An end that is durable: report it to the repairer and to people."""
-        self._unsent.discard(ended.operation)
-        self._sent.discard(ended.operation)
-        self._answers.pop(ended.operation, None)
+        self._forget(ended)
         case.ended(ended, text, self.calls.note_end(ended.repair, case.node, ended.operation))
 
     async def change(
@@ -399,8 +397,11 @@ class OperationEngine:
         there = await self._unchanged(before)
         await self._operations.write_status(there, status_of(after, there.status))
         if after.state not in BUSY:
-            self._unsent.discard(after.operation)
-            self._answers.pop(after.operation, None)
+            self._forget(after)
+
+    def _forget(self, ended: RepairAttempt) -> None:
+        self._sent.pop(ended.operation, None)
+        self._answers.pop(ended.operation, None)
 
     async def _unchanged(self, attempt: RepairAttempt) -> Operation:
         """The operation as it is now. Raises Conflict where the attempt has changed."""

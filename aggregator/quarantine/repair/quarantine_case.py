@@ -44,7 +44,9 @@ from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.repair import (
     RepairFacts,
     RepairLimits,
+    busy_attempt,
     domains_of,
+    lacks_newest,
     malformed,
     next_repair,
     operation_id,
@@ -127,6 +129,18 @@ class RepairContext:
         """Whether an attempt may begin, as far as settings and the Quarantine show."""
         return not (self.settings.off or quarantine.deleting) and is_emptied(quarantine)
 
+    async def is_order_gone(
+        self, quarantine: Quarantine, operation: str, request: str = ""
+    ) -> bool:
+        """Whether an order may have been sent whose operation is gone: removed past its finalizer,
+        or not in a restored etcd. ``request``: the person's request that is to become it.
+        """
+        if self.engine.may_be_sent(operation):
+            return True
+        if not lacks_newest(quarantine.status.repair):
+            return False
+        return await self.cluster.operations.read(request or operation) is None
+
     def _time(self, quarantine: Quarantine) -> float:
         """The wall clock's time; while an attempt is under way, that of the clock that began it."""
         repair = quarantine.status.repair
@@ -205,9 +219,7 @@ class QuarantineCase(OperationCase):
     def busy(self) -> RepairAttempt | None:
         quarantine = self._state.quarantine
         repair = quarantine.status.repair if quarantine is not None else None
-        if repair is None or malformed(repair):
-            return None
-        return next((one for one in repair.attempts if one.state in BUSY), None)
+        return None if repair is None or malformed(repair) else busy_attempt(repair)
 
     @property
     def _repair(self) -> RepairStatus:
@@ -271,7 +283,7 @@ class QuarantineCase(OperationCase):
             return None
         operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
         repeatable = self._of.settings.repairers[step.repair].repairer.sends_twice
-        if not repeatable and self._of.engine.may_be_sent(operation):  # as after a restored etcd
+        if not repeatable and await self._of.is_order_gone(fresh, operation, step.request):
             why = f"the operation {operation} is gone, and its order may have been carried out"
             if self._repair.exhausted != why:  # a test before the release is due all the same
                 await self._of.status.exhaust(self._state, fresh, why)
@@ -285,7 +297,8 @@ class QuarantineCase(OperationCase):
             await self.hold(why, step)
             return None
         # Another replica may have written by a clock that is ahead: the attempt counts as later.
-        after = max(self._repair.evidence_at, self._repair.exhausted_at) + _LATER
+        known = self._repair.evidence_at, self._repair.exhausted_at, self._repair.began_at
+        after = max(known) + _LATER
         now = round(max(self._of.clocks.latest(), after), 3)
         return RepairAttempt(
             operation=operation,
@@ -342,12 +355,9 @@ class QuarantineCase(OperationCase):
         fresh = FreshRead(read, clocks=self._of.clocks, began=read_at - JUST_EMPTY)
         return self._of.acts.guard(self._state, against=against, fresh=fresh)
 
-    def is_wanted(self) -> bool:
-        return self._is_in_force(self._quarantine.uid)
-
     async def while_wanted(self, call: Awaitable[T]) -> T:
         still = partial(self._is_in_force, self._quarantine.uid)
-        answer = await while_in_force(self._state, call, still)
+        answer = await while_in_force(self._state, call, still, self._of.acts)
         if answer is None:
             raise Conflict(f"the quarantine of {self.node} is over")
         return answer
@@ -358,7 +368,8 @@ class QuarantineCase(OperationCase):
         if known is None or known.uid != quarantine_uid or known.deleting:
             return False
         self._of.tests.note_evidence(self._state, known)
-        return known.status.phase is not Phase.RELEASING
+        taken_back = self._of.checks.is_taken_back(self._state)
+        return known.status.phase is not Phase.RELEASING and not taken_back
 
     async def proof(self, attempt: RepairAttempt) -> AttemptOutcome | None:
         if attempt.repair not in PROVED_BY_NODE:

@@ -1,10 +1,10 @@
 """The calls of an operation's repairer, of a repair and of a node's test: order, outcome, end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from attrs import define
 
-from aggregator.cluster.port import Guard, GuardRefused, GuardUnreadable, RepairState
+from aggregator.cluster.port import Guard, RepairState
 from aggregator.quarantine.repair.attempts import PROVED_BY_NODE
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -12,6 +12,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairAnswer,
     RepairOrder,
 )
+from aggregator.runtime.recent import Recent
 
 #: An order that its process could not send within this long of writing it is not sent (seconds):
 #: the process was paused, and another one may have gone on.
@@ -46,24 +47,13 @@ class RepairerCalls:
 
     def __attrs_post_init__(self) -> None:
         #: The repairer's details in addition to the text, by operation, for the event of its end.
-        self._details: dict[str, Mapping[str, str]] = {}
+        self._details: Recent[str, Mapping[str, str]] = Recent(_MOST_DETAILS)
 
-    async def order(
-        self, order: RepairOrder, guard: Guard, *, on_unsent: Callable[[], None] = lambda: None
-    ) -> RepairAnswer:
-        """Send the order. Raises what its guard raised: then it was not sent, and is decided anew.
-
-        ``on_unsent`` is called where it was certainly not sent. The caller knows that the kind has
-        a repairer.
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        """Send the order. Raises what its guard raised: then it was not sent. The caller knows that
+        the kind has a repairer.
         """
-        try:
-            answer = await self._repairers[order.repair].repairer.order(order, guard)
-        except (GuardRefused, GuardUnreadable):
-            on_unsent()
-            raise
-        if answer.state is AnswerState.NOT_SENT:
-            on_unsent()
-        return self._keep(order, answer)
+        return self._keep(order, await self._repairers[order.repair].repairer.order(order, guard))
 
     async def outcome(self, order: RepairOrder) -> RepairAnswer:
         """How far the order has come; a kind without a repairer now is under way."""
@@ -86,7 +76,5 @@ class RepairerCalls:
 
     def _keep(self, order: RepairOrder, answer: RepairAnswer) -> RepairAnswer:
         if answer.details:
-            if len(self._details) >= _MOST_DETAILS:  # another process has ended the others
-                self._details.clear()
             self._details[order.operation] = answer.details
         return answer

@@ -17,15 +17,18 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.release import RECORD_WITHIN
-from aggregator.quarantine.decide.operation_step import Do, NextOperation
-from aggregator.quarantine.decide.repair import RepairMode, is_busy, operation_id
+from aggregator.quarantine.decide.operation_step import Do
+from aggregator.quarantine.decide.repair import RepairMode, busy_attempt, is_busy, operation_id
 from aggregator.quarantine.repair.case import AttemptOutcome
 from aggregator.quarantine.repair.engine import with_end
 from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
+from aggregator.quarantine.repair.status_writer import end_is_written_later
 from aggregator.quarantine.state.node import NodeState
 
 #: Seconds between two polls of a node whose repair waits for something.
 POLL_EVERY = 15.0
+#: The order of an attempt that a release has left as unknown may still act.
+_MAY_ACT = (*BUSY, RepairState.UNKNOWN)
 
 
 @define(eq=False, repr=False, slots=False)
@@ -64,9 +67,12 @@ class RepairRunner:
         if await self._of.tests.write_evidence(node_state, quarantine):
             node_state.own_quarantine_view().delay_repair(self._of.clocks.now())
             return  # decide again, on what is written
+        case = QuarantineCase(self._of, node_state, quarantine)
         step = self._of.next_step(node_state, quarantine)
         if not is_busy(quarantine.status.repair):
-            await self._forget_leftover(quarantine, step)
+            begins = step.do is Do.ORDER
+            coming = operation_id(quarantine.uid, quarantine.status.repair, step.repair)
+            await self._end_leftover(case, quarantine, coming if begins else "")
         mode = self._of.settings.rules.mode
         match step.do:
             case Do.ORDER if mode is RepairMode.OBSERVE:
@@ -79,34 +85,32 @@ class RepairRunner:
             case Do.NOTHING | Do.EXHAUST:
                 pass
             case _:
-                await self._of.engine.carry_out(self._case(node_state, quarantine), step)
+                await self._of.engine.carry_out(case, step)
 
-    def _case(self, node_state: NodeState, quarantine: Quarantine) -> QuarantineCase:
-        return QuarantineCase(self._of, node_state, quarantine)
+    async def _end_leftover(
+        self, case: QuarantineCase, quarantine: Quarantine, coming: str = ""
+    ) -> None:
+        """End a reservation that a process has left which died in between, or a release by the end
+        of its attempt. No failure holds a release up: then it counts until its time is over.
 
-    async def _forget_leftover(self, quarantine: Quarantine, step: NextOperation) -> None:
-        """A process that died in between leaves a reservation behind."""
-        known = self._of.record_writer.record.repairs.get(quarantine.node)
-        if known is not None and known.operation.startswith(quarantine.uid):
-            coming = operation_id(quarantine.uid, quarantine.status.repair, step.repair)
-            begins = step.do is Do.ORDER and known.operation == coming
-            if not (begins or self._of.engine.may_be_sent(known.operation)):
-                await self._of.record_writer.end_operation(known.operation)
-
-    async def _forget_unbegun(self, quarantine: Quarantine) -> None:
-        """The same at a release, which no failure holds up: then it counts until its time is over.
-
-        An attempt that this process has not seen may still act.
+        An attempt that this process has not seen may still act. ``coming``: the operation that
+        begins.
         """
-        node = quarantine.node
-        known = self._of.record_writer.record.repairs.get(node)
+        attempts = (quarantine.status.repair or RepairStatus()).attempts
+        self._of.engine.report_end(case, attempts[-1] if attempts else None)
+        known = self._of.record_writer.record.repairs.get(quarantine.node)
         if known is None or not known.operation.startswith(quarantine.uid):
+            return
+        if known.operation == coming:
             return
         with contextlib.suppress(ClusterError, TimeoutError):
             async with asyncio.timeout(RECORD_WITHIN):
-                there = await self._of.cluster.operations.of(node)
-                fresh = with_attempts(quarantine, there).status.repair or RepairStatus()
-                if all(one.operation != known.operation for one in fresh.attempts):
+                there = await self._of.cluster.operations.of(quarantine.node)
+                fresh = with_attempts(quarantine, there)
+                repair = fresh.status.repair or RepairStatus()
+                acts = [one.operation for one in repair.attempts if one.state in _MAY_ACT]
+                may_act = known.operation in acts
+                if not (may_act or await self._of.is_order_gone(fresh, known.operation)):
                     await self._of.record_writer.end_operation(known.operation)
 
     # -- what each release needs, whether any begins or not -------------------------------------
@@ -139,12 +143,15 @@ class RepairRunner:
         if quarantine is None:
             return
         await self._of.status.end_requests(quarantine)
-        case = self._case(node_state, quarantine)
-        attempt = case.busy if gone is None else _open_of(gone)
-        if attempt is None:
-            await self._forget_unbegun(quarantine)
-        if attempt is None or self._withdrawn.get(node_state.node) == attempt.operation:
-            return
+        case = QuarantineCase(self._of, node_state, quarantine)
+        attempt = case.busy if gone is None else busy_attempt(gone.status.repair)
+        if attempt is not None and self._withdrawn.get(node_state.node) != attempt.operation:
+            await self._cancel(node_state, case, attempt)
+        await self._end_leftover(case, quarantine)
+
+    async def _cancel(
+        self, node_state: NodeState, case: QuarantineCase, attempt: RepairAttempt
+    ) -> None:
         if attempt.repair in self._of.settings.repairers:
             self._withdrawn[node_state.node] = attempt.operation
         outcome = await case.withdraw(attempt)
@@ -154,10 +161,5 @@ class RepairRunner:
             outcome = AttemptOutcome(attempt.ends_as, attempt.message)
         ended = with_end(attempt, outcome, self._of.clocks.wall())
         self._of.engine.announce(case, ended, outcome.text)
-        await self._of.status.end_with_release(node_state, attempt, ended)
-
-
-def _open_of(quarantine: Quarantine) -> RepairAttempt | None:
-    """The attempt that may act."""
-    repair = quarantine.status.repair or RepairStatus()
-    return next((one for one in repair.attempts if one.state in BUSY), None)
+        with end_is_written_later(attempt.name, node_state.node):
+            await self._of.engine.write(attempt, ended)

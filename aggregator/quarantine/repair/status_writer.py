@@ -4,19 +4,18 @@ An older definition of quarantines drops fields that it does not know. So each w
 step depends on is compared with the server's answer.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from attrs import define
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import attempt_of, cancelled, status_of
+from aggregator.cluster.operations import cancelled
 from aggregator.cluster.port import (
     ClusterError,
-    Operation,
     Operations,
-    OperationStatus,
     Quarantine,
     RepairAttempt,
     RepairState,
@@ -36,6 +35,23 @@ NO_FIELD = (
     "the definition of quarantines lacks fields of status.repair, so no repair is ordered: apply "
     "deploy/kubernetes/crd.yaml"
 )
+
+
+@contextlib.contextmanager
+def end_is_written_later(operation: str, node: str) -> Iterator[None]:
+    """No failure to write an end holds up a release: a later round of `OperationRetention` does."""
+    try:
+        yield
+    except ClusterError as error:
+        log.info(
+            "the end of an operation is written later",
+            extra={
+                "event": "repair.end_unwritten",
+                "node": node,
+                "operation": operation,
+                "error": str(error),
+            },
+        )
 
 
 @define(eq=False, repr=False, slots=False)
@@ -85,48 +101,15 @@ class RepairStatusWriter:
         if changed != repair:
             await self.write(node_state, quarantine, changed)
 
-    async def end_with_release(
-        self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
-    ) -> None:
-        """Write the end of an attempt whose node is released, which no failure holds up: a later
-        round of `OperationRetention` ends the others.
-        """
-
-        def ended(there: Operation) -> OperationStatus | None:
-            return status_of(after, there.status) if attempt_of(there) == before else None
-
-        await self._end(node_state.node, before.name, ended)
-
     async def end_requests(self, quarantine: Quarantine) -> None:
-        """The same of people's requests that have not begun."""
-
-        def ended(there: Operation) -> OperationStatus | None:
-            pending = there.status.phase is RepairState.PENDING
-            why, now = "its node is released", self._clocks.wall()
-            return cancelled(there.status, why, now) if pending else None
-
-        repair = quarantine.status.repair
+        """Write the end of people's requests that have not begun, as their node is released."""
+        repair, why = quarantine.status.repair, "its node is released"
         for one in repair.requests if repair is not None else ():
-            await self._end(quarantine.node, one.name, ended)
-
-    async def _end(
-        self, node: str, name: str, ended: Callable[[Operation], OperationStatus | None]
-    ) -> None:
-        try:
-            there = await self._operations.read(name)
-            status = ended(there) if there is not None else None
-            if there is not None and status is not None:
-                await self._operations.write_status(there, status)
-        except ClusterError as error:
-            log.info(
-                "the end of an operation is written later",
-                extra={
-                    "event": "repair.end_unwritten",
-                    "node": node,
-                    "operation": name,
-                    "error": str(error),
-                },
-            )
+            with end_is_written_later(one.name, quarantine.node):
+                there = await self._operations.read(one.name)
+                if there is not None and there.status.phase is RepairState.PENDING:
+                    over = cancelled(there.status, why, self._clocks.wall())
+                    await self._operations.write_status(there, over)
 
     def take_begun(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
@@ -143,7 +126,7 @@ class RepairStatusWriter:
         """Report that no further repair begins, so that a person has to act."""
         before = quarantine.status.repair or RepairStatus()
         # Not before what it is about, of whichever replica's clock: it would be reported again.
-        since = max((one.ended_at for one in before.attempts), default=0.0)
+        since = max((max(one.began_at, one.ended_at) for one in before.attempts), default=0.0)
         at = round(max(self._clocks.wall(), since, before.test_waits_since), 3)
         after = replace(before, exhausted=why[:MOST_TEXT], exhausted_at=at, held="")
         written = await self.write(node_state, quarantine, after)

@@ -170,6 +170,13 @@ class NodeState(NodeSummary):
         over = bool(before and not self.decision.requests)
         return new or ("no request of a person is on it any more",) * over
 
+    @property
+    def is_unforced(self) -> bool:
+        """Whether the annotation of a person's force is gone, by the last read of the node."""
+        cluster = self.cluster
+        known = cluster.operator_requests_known and not cluster.operator_requests.force_requested
+        return cluster.node_gone or known
+
     def is_released_by_uncordon(self, rules: UncordonRules) -> bool:
         """Whether the node, as last read, was uncordoned by a person who ends its quarantine."""
         view = self.quarantine_view

@@ -1,11 +1,10 @@
 """The time by which an operation's deadline counts, whichever replica's clock wrote it."""
 
 from aggregator.clock import Clocks
+from aggregator.runtime.recent import Recent
 
 #: Wall clocks of two replicas may be so far apart (seconds).
 MOST_APART = 86_400.0
-#: An operation is forgotten this long after it was first seen (seconds).
-_KEPT = 8 * 86_400.0
 _MOST = 10_000
 
 
@@ -18,14 +17,12 @@ class OperationTimes:
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
-        self._seen: dict[tuple[str, float], float] = {}
+        self._seen: Recent[tuple[str, float], float] = Recent(_MOST)
 
     def time_of(self, operation: str, began_at: float) -> float:
         """The least that the clock shows now that wrote ``began_at``."""
         now, key = self._clocks.now(), (operation, began_at)
         seen = self._seen.get(key)
         if seen is None:
-            if len(self._seen) >= _MOST:
-                self._seen = {k: at for k, at in self._seen.items() if now - at < _KEPT}
             seen = self._seen[key] = now
         return max(began_at + now - seen, self._clocks.trusted_wall() - MOST_APART)

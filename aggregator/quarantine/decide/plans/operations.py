@@ -3,11 +3,12 @@
 import enum
 from dataclasses import dataclass
 
-from aggregator.cluster.port import BUSY, Action, Quarantine
+from aggregator.cluster.port import Action
 from aggregator.policy.repairs import REPLACE
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.plans.release_reasons import EndView, is_kept, is_to_be_tested
 from aggregator.quarantine.decide.plans.step import WAIT, NextStep, unless_stopped
+from aggregator.quarantine.decide.repair import busy_attempt
 
 
 class OperationStep(enum.StrEnum):
@@ -47,7 +48,9 @@ def plan_open_operation(now: OperationView) -> NextStep | None:
         if now.due:
             return _REPAIR
         # The Node that replaced the old one proves the repair, and is not marked before.
-        return WAIT if _replaces(quarantine) and (now.reborn or now.node_replaced) else None
+        busy = busy_attempt(quarantine.status.repair)
+        replaces = busy is not None and busy.repair == REPLACE
+        return WAIT if replaces and (now.reborn or now.node_replaced) else None
     if now.release_waits or not is_to_be_tested(now, quarantine):
         return None
     # A stop holds its order; a mode and a person's request end it.
@@ -64,10 +67,3 @@ def plan_operation(now: OperationView) -> NextStep | None:
     if ours and (now.mode is Action.OBSERVE or now.maintained):
         return None
     return unless_stopped(_REPAIR, stopped=now.stopped)
-
-
-def _replaces(quarantine: Quarantine) -> bool:
-    """Whether an operation is under way that replaces the Node."""
-    repair = quarantine.status.repair
-    attempts = repair.attempts if repair is not None else ()
-    return any(one.repair == REPLACE and one.state in BUSY for one in attempts)

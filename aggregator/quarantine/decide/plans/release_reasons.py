@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aggregator.cluster.port import Action, Phase, Quarantine
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import FORCED
-from aggregator.quarantine.decide.repair import is_busy, is_testing
+from aggregator.quarantine.decide.repair import busy_attempt
 
 NODE_ABSENT = "its Node has been gone for longer than limits.absent_node_after"
 
@@ -45,20 +46,17 @@ class EndFacts(Protocol):
 
 def is_kept(now: EndView, quarantine: Quarantine) -> bool:
     """Whether an order may still reach the node, which then must not be in use."""
-    if not is_busy(quarantine.status.repair):
+    busy = busy_attempt(quarantine.status.repair)
+    if busy is None or is_withdrawn(now, quarantine):
         return False
-    return not (is_withdrawn(now, quarantine) or _is_left_alone(now, quarantine))
+    # People may want a recovered node left alone: a test alone can be ended at any time.
+    return not (now.exempt and now.recovered and busy.repair == TEST)
 
 
 def is_withdrawn(now: EndView, quarantine: Quarantine) -> bool:
     """Whether a person has taken their force back, on the very Node that they had forced."""
     same = not (now.node_gone or now.node_replaced or now.reborn)
     return quarantine.spec.requester == FORCED and now.unforced and same
-
-
-def _is_left_alone(now: EndView, quarantine: Quarantine) -> bool:
-    """Whether people want a recovered node left alone that a test alone keeps."""
-    return now.exempt and now.recovered and is_testing(quarantine.status.repair)
 
 
 def is_to_be_tested(now: EndView, quarantine: Quarantine) -> bool:
