@@ -191,7 +191,7 @@ async def test_nothing_is_sent_for_a_drain_that_is_over(bench: Bench) -> None:
     async def refuse() -> None:
         raise GuardRefused("stopped")
 
-    bench.evictor.acts.guard = lambda _, against: refuse
+    bench.evictor.acts.guard = lambda _, against: Guard(refuse)
     with pytest.raises(GuardRefused):
         await bench.evictor.evict(DrainPlan(evict=(pod("a"),)))
 

@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.cluster.port import (
     Guard,
+    GuardRefused,
     Node,
     Phase,
     Quarantine,
@@ -32,6 +33,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairAnswer,
     RepairSettings,
 )
+from aggregator.quarantine.repair.quarantine_case import QuarantineCase
 from aggregator.quarantine.repair.runner import POLL_EVERY
 from tests.aggregator.repair_site import ILL, POLICY, WELL, Site, reported_ends
 from tests.support.memory_cluster import MemoryCluster
@@ -673,8 +675,9 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     assert known.status.repair is not None
     deleted = replace(known, deleting=True, version=f"{int(known.version) + 1}")
     node_state.wrote(deleted)
-    case, attempt = runner._case(node_state, known), known.status.repair.attempts[0]
-    await runner._of.engine._send(case, attempt, site.replica.clock())
+    case = QuarantineCase(runner._of, node_state, known)
+    with pytest.raises(GuardRefused):
+        await runner._of.engine._send(case, known.status.repair.attempts[0], site.replica.clock())
     assert len(site.shop.orders) == orders
 
 
