@@ -191,11 +191,11 @@ async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_
     await later(TIMEOUT / 4)
     engine = reconciler_of(nodes.replica, OperationReconciler)._repairs._of.engine
     begun = nodes.last_test()["operation"]
-    assert engine._unsent == {begun}
+    assert engine._sent == {begun: False}
     del nodes.world.nodes["n1"]
     ended = nodes.world.operations.by_name
     await nodes.settles(lambda: ended[begun].status.phase is RepairState.INCONCLUSIVE)
-    assert engine._unsent == set()
+    assert engine._sent == {}
 
 
 @in_virtual_time

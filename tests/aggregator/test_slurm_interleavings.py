@@ -353,6 +353,33 @@ async def test_anothers_drain_in_the_moment_of_a_reboots_cancellation_stays_thei
     await controller.cluster.close()
 
 
+async def test_no_read_shows_the_moment_without_a_drain_of_a_reboots_cancellation(
+    tmp_path: Path,
+) -> None:
+    """It would be a person's RESUME, which releases the node. Slurm 22.05 takes the drain back."""
+    reads: list[object] = []
+
+    class Cancelled(FakeSlurm):
+        async def reboot(self, node: str, *, guard: Guard) -> None:
+            await guard()
+            one = self.nodes[node]
+            self.nodes[node] = replace(one, flags=one.flags | {"REBOOT_REQUESTED"})
+
+        async def cancel_reboot(self, node: str) -> None:
+            self._clear(node)
+            with pytest.raises(Unreachable):
+                reads.append(await controller.cluster.read_node(node))
+
+    slurm = Cancelled(random.Random(1), quiet=True)
+    controller = await quarantined(tmp_path, slurm)
+    reboots = present(controller.cluster.capabilities.reboots)
+    await reboots.order("n1", "reboot-1", guard=UNGUARDED)
+    assert await reboots.cancel("n1", "reboot-1")
+    assert reads == []
+    assert present(await controller.cluster.read_node("n1")).unschedulable
+    await controller.cluster.close()
+
+
 async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
     for seed in seeds:
         slurm = await play(seed, place)

@@ -121,6 +121,8 @@ class SlurmCluster(LocalCluster):
     async def read_node(
         self, name: str, *, cached: bool = False, background: bool = False
     ) -> Node | None:
+        if name in self.changing:  # a drain that is gone for a moment is no person's RESUME
+            raise Unreachable(f"the drain of {name} is being changed")
         one = self._recent(name) if cached else None
         if one is None:
             one = await self._reads.get(name)
