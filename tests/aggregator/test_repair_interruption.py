@@ -114,9 +114,8 @@ async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_pers
     site, refused = Site(), [Unreachable("503")]
     fails = {"write_operation": refused}
     site.start(fails=lambda name: next(iter(fails.get(name, ())), None))
-    await site.settles(
-        lambda: site.world.quarantines and getattr(site.quarantine().status.repair, "began_at", 0)
-    )
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.repair)
+    await site.settles(lambda: present(site.quarantine().status.repair).began_at)
     assert site.shop.orders == []
     await site.replica.stop()
     site.start()
