@@ -73,7 +73,7 @@ def act_guard(
     *, switch: StopSwitch, against: Against, fresh: FreshRead | None = None, ends: Against = str
 ) -> Guard:
     """Checks that wait come first, and the known state is checked last, without a wait in
-    between. ``ends``: what also ends a program that runs.
+    between. ``ends``: a reason that ends a program, too.
     """
 
     def lost() -> str:

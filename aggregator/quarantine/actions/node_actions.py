@@ -119,8 +119,8 @@ class NodeActions(NodeReports):
         It checks the stop switch, read anew; the node's owner; whether it is being released; and,
         unless ``granted`` is False, whether the record still has the node's entry, by which it
         acts, and whether the mode of the pool, by the labels as last read, still lets us act on our
-        own. ``against`` is the act's own check. ``fresh``: what is read again where its last read
-        is too old. Requests that undo or report take none.
+        own. ``against`` is the act's own check. ``fresh``: a read that is repeated where it is too
+        old. Requests that undo or report take none.
         """
 
         def released() -> str:
@@ -195,7 +195,7 @@ class NodeActions(NodeReports):
     async def patch_marks(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """As `Cluster.patch_node`, without annotations for other tools where admission refuses
         these. The refused request changed nothing, so the second one is based on the same read of
-        the node. What an undo leaves is named by `KEPT` on it, and goes with its next release.
+        the node. `KEPT` names the annotations that an undo leaves: they go with the next release.
         """
         try:
             return await self.cluster.patch_node(node, change, guard=guard)

@@ -38,8 +38,8 @@ class RepairRunner:
     _of: RepairContext
     #: The operations whose orders a person's release has withdrawn, by node.
     _withdrawn: dict[str, str] = field(init=False, factory=dict)
-    #: What repairs would do, or did not, and was reported once: by node, the quarantine's uid and
-    #: the repair.
+    #: Repairs that would be done, or were not, and were reported once: by node, the quarantine's
+    #: uid and the repair.
     _reported: dict[str, tuple[str, str]] = field(init=False, factory=dict)
 
     # -- read by the reconcilers -----------------------------------------------------------

@@ -60,7 +60,7 @@ def plan_open_operation(now: OperationView) -> NextStep | None:
 def plan_operation(now: OperationView) -> NextStep | None:
     """The next step of an operation that is to begin, after the marks and the drain."""
     quarantine = now.quarantine
-    # After a start no agent has reported yet: what the object records may be over.
+    # After a start no agent has reported yet: the evidence in the object may be over.
     if not (now.due and now.knows) or now.node_gone:
         return None
     ours = quarantine.spec.requester == OURS
