@@ -30,8 +30,9 @@ EVERY = 1.0
 #: Between two answers, while snapshots come and many are missing: each answer of the controller
 #: takes a tenth of a second's work, next to which Prometheus' own requests are few.
 SELDOM = 3.0
-#: Pairs of faults by which the relay's share is measured: single taints differ by milliseconds.
-HOPS = small_or(1, 200)
+#: Pairs of faults by which the relay's share is measured: single taints differ by milliseconds,
+#: medians of 200 pairs still by two.
+HOPS = small_or(1, 800)
 #: Faults at the kill.
 FAULTS = small_or(2, 50)
 #: Seconds after the evidence is complete until a fault without a taint counts as lost.
@@ -103,9 +104,10 @@ class _Fleet:
         return Crowd(folder, where, before=self.replicas.before)
 
     def hop_ms(self, folder: Path, nodes: Sequence[str]) -> float:
-        """How much later the median taint comes where a gateway forwards the fault.
+        """How much later the taint comes where a gateway forwards the fault: median of the pairs.
 
-        Half of the nodes have their agents at the controller, and half at a gateway. By turns.
+        Half of the nodes have their agents at the controller, and half at a gateway. By turns, each
+        in front as often as the other: what follows a taint slows the next one.
         """
         controller = self.replicas.controller()
         gateway = next(name for name in self.replicas.names if name != controller)
@@ -117,13 +119,14 @@ class _Fleet:
                 crowds[name] = ends.enter_context(self.crowd(folder / name, address))
                 crowds[name].come(nodes[number::2])
             for turn in range(len(nodes) // 2):
-                for number, (name, took) in enumerate(taken.items()):
+                pair = list(enumerate(taken.items()))
+                for number, (name, took) in pair if turn % 2 else reversed(pair):
                     node = nodes[2 * turn + number]
                     begun = time.monotonic()
                     crowds[name].fall_ill([node])
                     took.append(self.taints.when(node, within=60) - begun)
-        there, here = (median(taken[name][WARM:]) for name in (gateway, controller))
-        return round(1000 * (there - here), 2)
+        pairs = zip(taken[gateway][WARM:], taken[controller][WARM:], strict=True)
+        return round(1000 * median(there - here for there, here in pairs), 2)
 
     def lost(self, nodes: Sequence[str], *, until: float) -> list[str]:
         """Those of the nodes that have no taint by then."""
