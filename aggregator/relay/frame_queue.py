@@ -19,8 +19,11 @@ class Frame(Protocol):
 
 F = TypeVar("F", bound=Frame)
 
-#: Seconds between two batches: a message of its own for each frame costs more than its content.
+#: Seconds between two batches, in the long run: a message of its own for each frame costs more than
+#: its content.
 BATCH_SPACING = 0.01
+#: Batches that may go without it: only where many come does a fault wait for others.
+AT_ONCE = 10
 
 
 class FrameQueue(Generic[F]):
@@ -34,7 +37,7 @@ class FrameQueue(Generic[F]):
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
         self._emptied.set()
-        self._taken_at = float("-inf")
+        self._next_at = float("-inf")
         self.bytes = 0
 
     def has_room(self, stream: int, size: int) -> bool:
@@ -57,14 +60,15 @@ class FrameQueue(Generic[F]):
         self._filled.set()
 
     async def wait(self, seconds: float) -> None:
-        """Until a frame waits, at most this long, and the last batch is `BATCH_SPACING` old."""
+        """Until a frame waits, at most this long, and the pace of batches permits another."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._filled.wait()
         loop = asyncio.get_running_loop()
-        if (since := loop.time() - self._taken_at) < BATCH_SPACING:
-            await asyncio.sleep(BATCH_SPACING - since)
-        self._taken_at = loop.time()
+        if (early := self._next_at - loop.time()) > 0:
+            await asyncio.sleep(early)
+        earliest = loop.time() - (AT_ONCE - 1) * BATCH_SPACING
+        self._next_at = max(self._next_at, earliest) + BATCH_SPACING
 
     async def room(self) -> None:
         """Until less than the most waits."""

@@ -1,6 +1,7 @@
 """Agents at a gateway, and the controller that receives them: real listeners, TLS, tokens."""
 
 import asyncio
+import itertools
 import socket
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from aggregator.relay import gateway as gateway_module
 from aggregator.relay import resync_pacer
 from aggregator.relay import server as server_module
 from aggregator.relay import unserved as unserved_module
-from aggregator.relay.frame_queue import FrameQueue
+from aggregator.relay.frame_queue import AT_ONCE, BATCH_SPACING, FrameQueue
 from aggregator.relay.protocol import AGENT_MESSAGES, PART_BYTES
 from sickbay.v1 import relay_pb2 as frames
 from sickbay.v1 import sickbay_pb2 as pb
@@ -24,6 +25,7 @@ from tests.support import evidence as said
 from tests.support.pki import TokenIssuer
 from tests.support.present import present
 from tests.support.relays import ISSUER, PROBE_KEY, PlayedReplica, replica_token, replicas
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import PATIENCE, until
 
 STRANGER = TokenIssuer(algorithm="ES256")  # the same kid, another key
@@ -810,3 +812,22 @@ def test_a_queue_is_bounded_in_all_and_for_each_stream() -> None:
     assert queue.has_room(4, 200)
     assert [frame.stream for frame in queue.take(1)] == [3]
     assert (queue.take(1), queue.bytes) == ([], 0)
+
+
+@in_virtual_time
+async def test_a_frame_waits_for_others_only_where_many_batches_came_before_it() -> None:
+    queue: FrameQueue[frames.AgentFrame] = FrameQueue(most_bytes=1_000, most_of_one=400)
+    sent = []
+    for number in range(AT_ONCE + 3):
+        queue.put(frames.AgentFrame(stream=number, message=b"x"))
+        await queue.wait(1.0)
+        assert len(queue.take(100)) == 1
+        sent.append(loop_time())
+    paces = [after - before for before, after in itertools.pairwise(sent)]
+    assert paces[: AT_ONCE - 1] == [0] * (AT_ONCE - 1)
+    assert paces[AT_ONCE - 1 :] == pytest.approx([BATCH_SPACING] * 3)
+    await asyncio.sleep(AT_ONCE * BATCH_SPACING)
+    queue.put(frames.AgentFrame(stream=0, message=b"x"))
+    late = loop_time()
+    await queue.wait(1.0)
+    assert loop_time() == late
