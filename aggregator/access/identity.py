@@ -58,7 +58,7 @@ class RequestAuthenticator(Protocol):
     """One way to prove an identity."""
 
     async def authenticate(self, facts: RequestFacts) -> UserIdentity | None:
-        """The identity; None without such a proof in the request.
+        """The identity, or None without such a proof in the request.
 
         Raises AccessRefused for a proof that is not valid, or that can't be verified now.
         """

@@ -84,7 +84,7 @@ class Findings:
     """The result. ``cleared``: nodes that were in a group that passed, and are not suspected.
 
     ``rest_passed``: all nodes without evidence against them passed one test together, so that no
-    further fault is known of; None where there was no such test.
+    further fault is known of, or None where there was no such test.
     """
 
     verdict: SearchVerdict

@@ -45,7 +45,7 @@ class ClusterActions(Protocol):
     def request_operation(self, name: str, spec: OperationSpec) -> str: ...
 
     def operation(self, name: str) -> Operation | None:
-        """The operation as it is now; None where it is gone."""
+        """The operation as it is now, or None where it is gone."""
         ...
 
     def cancel_operations(self, node: str) -> str:

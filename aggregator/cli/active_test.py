@@ -270,7 +270,7 @@ def _wait(
     commands: _Commands,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
-    """The ended test; None without an end, and stderr states why. ``read``: the operation that
+    """The ended test, or None without an end, and stderr states why. ``read``: the operation that
     requests it, into which the aggregator writes why it waits, and how it ends.
     """
     end, shown = clock() + timeout, ""

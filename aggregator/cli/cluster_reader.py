@@ -62,7 +62,7 @@ class ClusterReader:
 
     @with_api
     async def quarantine(self, api: Transport, node: str) -> dict[str, Any] | None:
-        """One item of the list; None where the node has no quarantine."""
+        """One item of the list, or None where the node has no quarantine."""
         found = await read_quarantine(api, node)
         return cluster_view.quarantine_answer(found) if found is not None else None
 
@@ -156,7 +156,7 @@ class ClusterReader:
 
 
 async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
-    """The node's Quarantine; None where it has none. Raises ClusterError."""
+    """The node's Quarantine, or None where it has none. Raises ClusterError."""
     where = paths.quarantine(node)
     try:
         body = await api.request("GET", where, Priority.READ)
@@ -167,7 +167,7 @@ async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
 
 
 async def _node(api: Transport, name: str) -> dict[str, Any] | None:
-    """The Node object; None where there is none, empty where the account may not read it."""
+    """The Node object, or None where there is none, empty where the account may not read it."""
     try:
         body = await api.request("GET", paths.node(name), Priority.READ)
     except NotFound:

@@ -112,7 +112,7 @@ def nodes_answer(found: Collection[Quarantine]) -> dict[str, Any]:
 def node_answer(
     name: str, node: Mapping[str, Any] | None, found: Quarantine | None, wall: float
 ) -> dict[str, Any]:
-    """/api/v1/nodes/NAME. ``node``: the Node object; None where it is not known."""
+    """/api/v1/nodes/NAME. ``node``: the Node object, or None where it is not known."""
     meta = (node or {}).get("metadata") or {}
     spec = (node or {}).get("spec") or {}
     annotations = meta.get("annotations") or {}

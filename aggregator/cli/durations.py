@@ -11,7 +11,7 @@ _YEAR_2001 = 1e9
 
 
 def read_duration(text: str, units: str) -> int | None:
-    """Seconds of "90s" or "8h"; None for other text, or a unit that is not in ``units``."""
+    """Seconds of "90s" or "8h", or None for other text, or a unit that is not in ``units``."""
     found = re.fullmatch(rf"(\d{{1,6}})([{units}])", text)
     return int(found[1]) * _UNITS[found[2]] if found is not None else None
 

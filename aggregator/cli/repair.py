@@ -57,7 +57,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def repair_of(quarantine: Answer | None) -> Answer | None:
-    """The repairs of a quarantine; None where repairs are off, or the aggregator is older."""
+    """The repairs of a quarantine, or None where repairs are off, or the aggregator is older."""
     return quarantine.get("repair") if quarantine is not None else None
 
 

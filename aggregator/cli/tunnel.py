@@ -113,7 +113,7 @@ class Tunnel:
         return f"{pod.scheme}://{host}:{pod.port}"
 
     def authorities(self) -> ssl.SSLContext | None:
-        """The authority that the aggregator publishes; None where it can't be read."""
+        """The authority that the aggregator publishes, or None where it can't be read."""
         try:
             body = self._session.attempt(self._bundle)
             text = json.loads(body)["data"]["ca.crt"]

@@ -84,7 +84,7 @@ class Replica:
         self.listener.add_service(self.gateway.register)
         self.service: RelayService | None = None
         self.client: RelayClient | None = None
-        #: Verifies the other replicas; None where there are none.
+        #: Verifies the other replicas, or None where there are none.
         self.others: ReplicaAuthenticator | None = None
         if self.lease is not None and config.replicas.on:
             self.others = replica_authenticator(config, keys)

@@ -123,12 +123,12 @@ class ClusterConfig(Section):
 
     @property
     def shared_store(self) -> StoreConfig | None:
-        """The database with the quarantines; None where an API server or a file has them."""
+        """The database with the quarantines, or None where an API server or a file has them."""
         return self.store if self.traits.keeps_state and self.store.database else None
 
     @property
     def file(self) -> tuple[tuple[str, str, str], Path] | None:
-        """The file with the quarantines and its key; None where an API server or a database has
+        """The file with the quarantines and its key, or None where an API server or a database has
         them.
         """
         if not self.traits.keeps_state or self.shared_store is not None:

@@ -272,7 +272,7 @@ _SELECTOR = re.compile(rf"{_LABEL}(,{_LABEL})*")
 
 
 def selector(value: object) -> dict[str, str] | None:
-    """The labels of "KEY=VALUE,KEY=VALUE"; None for empty text."""
+    """The labels of "KEY=VALUE,KEY=VALUE", or None for empty text."""
     if value == "":
         return None
     if not isinstance(value, str) or _SELECTOR.fullmatch(value) is None:

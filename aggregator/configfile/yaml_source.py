@@ -304,7 +304,7 @@ def keys_at(model: SectionType, key: Key) -> list[str]:
 
 
 def section_at(model: SectionType, key: Key) -> SectionType | None:
-    """The section's class at ``key``; None where there is none."""
+    """The section's class at ``key``, or None where there is none."""
     current: SectionType | None = model
     entries: SectionType | None = None  # of a mapping, whose names are the file's own
     for part in key:

@@ -165,7 +165,7 @@ class DriftSearch:
 
 
 def _majority(count: Counter[str]) -> tuple[str, int, int] | None:
-    """The value of nearly all nodes, how many have it, and of how many; None without one."""
+    """The value of nearly all nodes, how many have it, and of how many, or None without one."""
     ((value, having),) = count.most_common(1)
     of = count.total()
     return (value, having, of) if of >= LEAST_NODES and having >= MAJORITY * of else None

@@ -26,7 +26,7 @@ from aggregator.policy.shipped_yaml import read_shipped
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """The reasons with which a check reports failed, and degraded; None for any.
+    """The reasons with which a check reports failed, and degraded, or None for any.
 
     ``silent``: those that come only while the agent is silent.
     """

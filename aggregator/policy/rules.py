@@ -406,7 +406,7 @@ def _candidates(rule: Rule, found: _Found) -> Iterable[tuple[Fault, str]]:
 
 @lru_cache(maxsize=1024)
 def _codes_of(patterns: tuple[str, ...]) -> frozenset[str] | None:
-    """The codes that these patterns name; None where one of them has a wildcard."""
+    """The codes that these patterns name, or None where one of them has a wildcard."""
     if any(set(pattern) & _WILDCARDS for pattern in patterns):
         return None
     return frozenset(patterns)

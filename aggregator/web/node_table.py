@@ -193,7 +193,7 @@ def suited_sort(sort: str, *, grouped: bool) -> str:
 
 
 def selector(text: str) -> Callable[[Mapping[str, str]], bool] | None:
-    """Whether labels match, as equality-based selectors of Kubernetes do; None for no selector.
+    """Whether labels match, as equality-based selectors of Kubernetes do, or None for no selector.
 
     Raises BadQuery.
     """

@@ -23,7 +23,7 @@ class PastIncident:
 
 
 def past_incident(events: Sequence[models.Event]) -> PastIncident | None:
-    """By the newest of the events that has the evidence; None without one."""
+    """By the newest of the events that has the evidence, or None without one."""
     for one in events:
         found = one.details.get("evidence", "")
         if one.kind in _KINDS and found:

@@ -295,7 +295,7 @@ def _cells(matrix: Any) -> Iterator[Any]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number from 0; None for anything else, "N/A" among it."""
+    """A finite number from 0, or None for anything else, "N/A" among it."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -65,7 +65,7 @@ def _describe_reasons(clocks: int) -> str:
 
 
 def measure(gpu: Gpu) -> tuple[str, int] | None:
-    """The measure and its value in MHz; None for a GPU without a load that can be compared."""
+    """The measure and its value in MHz, or None for a GPU without a load that can be compared."""
     if gpu.sm_clock is None or gpu.load is None or gpu.clocks is None:
         return None
     if gpu.load < _LOADED or gpu.clocks & _AS_SET:

@@ -82,7 +82,7 @@ def _starts(tree: Any, length: int) -> frozenset[bytes]:
 
 
 def members(item: tuple[Any, Any]) -> frozenset[int] | None:
-    """The bytes that one item of a pattern may begin with; None for those that are not known."""
+    """The bytes that one item of a pattern may begin with, or None for those that are not known."""
     operation, argument = item
     match str(operation):
         case "LITERAL":

@@ -181,7 +181,7 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """Limits that the driver enforces; None where it does not report one.
+    """Limits that the driver enforces, or None where it does not report one.
 
     ``slowdown`` and ``memory`` are temperatures in Celsius: where the clocks are lowered, and the
     highest that the memory may have. ``power`` in watts. ``persistence``: the driver stays loaded

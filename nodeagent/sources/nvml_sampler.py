@@ -314,7 +314,7 @@ class Sampler:
         return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
 
     def _margin(self, handle: Any) -> int | None:
-        """Degrees below the temperature of the nearest slowdown; None where NVML does not report
+        """Degrees below the temperature of the nearest slowdown, or None where NVML does not report
         it.
         """
         device = _address(handle)

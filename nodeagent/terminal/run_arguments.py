@@ -38,7 +38,7 @@ def parse_run(given: Sequence[str]) -> SimpleNamespace | None:
 
 
 def parse_ready(given: Sequence[str]) -> SimpleNamespace | None:
-    """The options of ``ready [--gpus GPU,...]``; None for every other line."""
+    """The options of ``ready [--gpus GPU,...]``, or None for every other line."""
     match list(given):
         case ["ready"]:
             gpus = ""

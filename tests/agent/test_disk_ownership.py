@@ -102,7 +102,7 @@ async def test_a_disk_that_a_pod_has_as_its_volume_is_the_tenants(tmp_path: Path
 async def test_a_thin_snapshot_of_a_runtime_is_not_the_nodes(
     tmp_path: Path, uuid: str, pool: str | None, *, is_watched: bool
 ) -> None:
-    """``pool`` is the uuid of the device below it; None for one that is no device mapper's."""
+    """``pool`` is the uuid of the device below it, or None for one that is no device mapper's."""
     device = tmp_path / "sys/dev/block/253:9"
     (device / "dm").mkdir(parents=True)
     (device / "dm/uuid").write_text(f"{uuid}\n")

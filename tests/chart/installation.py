@@ -86,7 +86,7 @@ class Installation:
     # -- what it shows -------------------------------------------------------------
 
     def fleet(self, page: str = PAGE) -> dict[str, Any] | None:
-        """The page's summary; None while it does not answer."""
+        """The page's summary, or None while it does not answer."""
         try:
             found: dict[str, Any] = self.read(f"{page}/api/v1/fleet", timeout_s=5)
         except (OSError, ValueError):

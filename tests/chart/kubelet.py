@@ -294,7 +294,7 @@ class Volumes:
         return {source["path"]: token.encode()}
 
     def _object(self, kind: str, source: dict[str, Any]) -> dict[str, bytes] | None:
-        """Its files; None while it is not there and must be."""
+        """Its files, or None while it is not there and must be."""
         name = source.get("name") or source.get("secretName")
         path = f"/api/v1/namespaces/{self._namespace}/{kind.lower()}s/{name}"
         answer = self._plane.request("GET", path)

@@ -233,7 +233,7 @@ def check_scenario(text: str, folder: Path) -> None:
 
 
 def loader(block: str, keys: set[str]) -> Callable[[str, Path], None] | None:
-    """The loader for a block with these first keys; None for files of other programs."""
+    """The loader for a block with these first keys, or None for files of other programs."""
     if keys & OTHERS:
         return None
     if block == "toml":

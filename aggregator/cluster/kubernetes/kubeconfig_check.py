@@ -50,7 +50,7 @@ def files_in(paths: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The cluster and the user of a context, and the files for TLS; None where there is none."""
+    """The cluster and the user of a context, and the files for TLS, or None where there is none."""
 
     cluster: KubeconfigItem
     user: KubeconfigItem | None

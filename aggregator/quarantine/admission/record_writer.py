@@ -132,7 +132,7 @@ class AdmissionRecordWriter:
         self._writing: tuple[str, Record] | None = None
         self._scribe = RecordSerializer()
         self._waiting: list[_Request] = []
-        #: Writes what waits; None before the first request.
+        #: Writes what waits, or None before the first request.
         self.writing: asyncio.Task[None] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""

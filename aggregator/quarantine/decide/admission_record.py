@@ -61,7 +61,7 @@ class Cooldown:
     """A limit tripped ``at`` this time; ``because`` names it, for people.
 
     ``spare``: where a rate tripped, how many of the admissions that it counted may be withdrawn
-    before it would not have tripped; None for any other limit.
+    before it would not have tripped, or None for any other limit.
     """
 
     at: float

@@ -156,7 +156,7 @@ def notices_change(
 
 
 def without_notices(change: NodeChange) -> NodeChange | None:
-    """The change without annotations for other tools, set or removed; None if it has none."""
+    """The change without annotations for other tools, set or removed, or None if it has none."""
     own = {
         key: text
         for key, text in change.annotations.items()

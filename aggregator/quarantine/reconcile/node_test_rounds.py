@@ -35,7 +35,7 @@ class NodeTestRounds:
 
     reconciler: NodeTestReconciler
     _queue: WorkQueue
-    #: The uids of Nodes that were listed or read; None before the first list.
+    #: The uids of Nodes that were listed or read, or None before the first list.
     _seen: set[str] | None = field(init=False, default=None)
     _list_at: float = field(init=False, default=float("-inf"))
     #: The metadata of all nodes as of the last list.

@@ -126,7 +126,7 @@ class ClusterView:
     """Changed by lists, reads and our own writes of the Node, and by signs that end an override.
 
     ``meta``: the Node as last listed. ``labels``: as it was last read or listed, also after it is
-    gone; None before the first time.
+    gone, or None before the first time.
     ``marked``: our marks are on the node, as it was last read or listed; ``read_at``: when that was
     (monotonic seconds), None before the first time. ``marked_at``: when we have set them (monotonic
     seconds).

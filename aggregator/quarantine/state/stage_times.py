@@ -81,7 +81,7 @@ class StageTimes:
     ) -> None:
         """The result of an evaluation. ``acts``: evidence calls for a quarantine.
 
-        ``arrived``: when the evidence arrived that was evaluated at once; None where a rule had
+        ``arrived``: when the evidence arrived that was evaluated at once, or None where a rule had
         waited, whose wait is configuration.
         """
         if not acts:
