@@ -127,8 +127,6 @@ class AgentOrders:
         self._results: dict[str, dict[str, AgentResult]] = {}
         #: The quarantine of each operation that this process has ordered or follows, by node.
         self._ordered: dict[str, dict[str, str]] = {}
-        #: The latest of these whose end was reported, by node.
-        self._ended: dict[str, str] = {}
         #: The evidence of a quarantine's operations, by node; the one that came last is the last.
         self._collected: Recent[str, tuple[str, dict[str, str]]] = Recent(_MOST_NODES)
         #: Operations whose end is durable, by node, the latest ones.
@@ -167,24 +165,15 @@ class AgentOrders:
                 self._acknowledge(node, result.operation)
             return
         kept = self._results.setdefault(node, {})
-        before = kept.pop(result.operation, None)
-        keeps_final = before is not None and before.is_final and not result.is_final
-        kept[result.operation] = before if before is not None and keeps_final else result
+        before = kept.pop(result.operation, result)
+        kept[result.operation] = before if before.is_final and not result.is_final else result
         while len(kept) > _MOST_KEPT:
-            del kept[next(iter(kept))]
+            del kept[next(one for one in kept if not self.is_ours(node, one))]
         self._wake(node)
-        if result.is_final:
-            self._report_end(node, result.operation)
-
-    def _report_end(self, node: str, operation: str) -> None:
-        """Once for each order of ours, however often its agent reports it: an evaluation has its
-        cost.
-        """
-        known = self._ended.get(node) == operation
-        if self._note_end is None or known or not self.is_ours(node, operation):
-            return
-        self._ended[node] = operation
-        self._note_end(node)
+        # Once, however often its agent reports it: an evaluation has its cost.
+        is_new = result.is_final and (before is result or not before.is_final)
+        if is_new and self._note_end is not None and self.is_ours(node, result.operation):
+            self._note_end(node)
 
     def on_detach(self, node: str) -> None:
         """The node's stream has ended. In the next one its agent reports each open state anew."""

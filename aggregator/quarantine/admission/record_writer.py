@@ -386,9 +386,8 @@ class AdmissionRecordWriter:
                 await self._write(outcome.record, stored.version, admits=admits)
             except Conflict:
                 self._stored = None
-            except GuardRefused as error:  # decided anew, with the stop known
+            except GuardRefused:  # decided anew, with the stop known
                 self.switch.require_place()
-                unread = None if self.switch.reason else error
             except StopUnreadable as error:
                 unread = error
             else:

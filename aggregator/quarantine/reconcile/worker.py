@@ -184,19 +184,8 @@ class NodeWorker:
             except (NotFound, GuardRefused) as error:
                 # A guard's inputs are known here: only NotFound needs a read.
                 failures = await after(failures, str(error), reread=isinstance(error, NotFound))
-            except Refused as error:
-                # Retried for as long as it takes, and logged once.
-                if str(error) != node_state.work.last_error:
-                    log.warning(
-                        "step of a node refused by the cluster",
-                        extra={
-                            "event": "step.refused",
-                            "node": node_state.node,
-                            "error": str(error),
-                        },
-                    )
-                failures = await after(failures + 5, str(error))
             except ClusterError as error:
+                failures += 5 * isinstance(error, Refused)  # retried for as long as it takes
                 if failures >= _LOGGED_FROM and str(error) != logged:
                     logged = str(error)
                     log.warning(
