@@ -105,6 +105,7 @@ def test_the_end_of_an_order_is_reported_once(state: OrderState) -> None:
         orders.on_result("node-1", AgentResult("op-1", state))
         for number in range(20):  # as many as make room for others
             orders.on_result("node-1", AgentResult(f"other-{number}", state))
+        assert present(orders.result_of("node-1", "op-1")).state is state
     assert ended == ["node-1"]
     orders.begin("node-1", "op-2", "q")
     orders.on_result("node-1", AgentResult("op-2", state))
