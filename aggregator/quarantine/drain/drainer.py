@@ -327,19 +327,9 @@ class Drainer:
         """
         write = self._write_begin(node_state, marks.quarantine, marks.status)
         if not await while_in_force(node_state, write, writable):
-            await self._write_marks_alone(node_state, marks)
-            return
+            raise Conflict(f"the quarantine of {node_state.node} is decided on anew")
         self._memory(node_state).begun_at = self._acts.clocks.now()
         node_state.work.note_poll(marks.at)  # a poll at once would show no more
-
-    async def _write_marks_alone(self, node_state: NodeState, marks: NewMarks) -> None:
-        """Write phase Cordoned, unless another replica is the controller by now."""
-        if not self._acts.may_act():
-            return
-        known = node_state.quarantine
-        if known is None or known.version != marks.quarantine.version:
-            raise Conflict(f"the quarantine of {node_state.node} has changed since the marks")
-        await self._acts.write_status(node_state, marks.quarantine, marks.status)
 
     async def _begin(self, node_state: NodeState, still: Still) -> float | None:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
