@@ -166,7 +166,7 @@ class MarkAdopter:
 
     async def sweep(self, node_state: NodeState) -> None:
         """Undo the marks of a quarantine that a person deleted past its finalizer."""
-        orphaned = node_state.own_quarantine_view().take_orphaned()
+        orphaned = node_state.quarantine_view.orphaned
         if orphaned is not None:
             await self._orders.withdraw(node_state, orphaned)
         entry, trouble = await self._release_actions.entry(node_state.node)

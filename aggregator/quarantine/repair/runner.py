@@ -144,7 +144,7 @@ class RepairRunner:
             return
         await self._of.status.end_requests(quarantine)
         case = QuarantineCase(self._of, node_state, quarantine)
-        attempt = case.busy if gone is None else busy_attempt(gone.status.repair)
+        attempt = busy_attempt(quarantine.status.repair)
         if attempt is not None and self._withdrawn.get(node_state.node) != attempt.operation:
             await self._cancel(node_state, case, attempt)
         await self._end_leftover(case, quarantine)
@@ -152,8 +152,7 @@ class RepairRunner:
     async def _cancel(
         self, node_state: NodeState, case: QuarantineCase, attempt: RepairAttempt
     ) -> None:
-        if attempt.repair in self._of.settings.repairers:
-            self._withdrawn[node_state.node] = attempt.operation
+        self._withdrawn[node_state.node] = attempt.operation
         outcome = await case.withdraw(attempt)
         if self._of.engine.is_unsent(attempt):
             outcome = AttemptOutcome(RepairState.CANCELLED, "its order was not sent")

@@ -215,13 +215,8 @@ class QuarantineView:
         """There is nothing to adopt."""
         self.unclaimed, self.remains = "", None
 
-    def take_orphaned(self) -> Quarantine | None:
-        """The object of the orphan, once."""
-        orphaned, self.orphaned = self.orphaned, None
-        return orphaned
-
     def forget_orphan(self) -> None:
-        self.orphan = ""
+        self.orphan, self.orphaned = "", None
 
     # -- its node ---------------------------------------------------------------------------------
 
