@@ -38,8 +38,17 @@ def load() -> Main:
 
 
 def load_cli() -> Main:
-    """Import what each command imports; its main function, in a process for one command alone."""
+    """Import what the commands import; its main function, in a process for one command alone."""
     from aggregator.cli.main import main
+    from aggregator.runtime.imports import imports_without_collections
+
+    with imports_without_collections():
+        import aiohttp  # noqa: F401
+
+        import aggregator.alerts.routes
+        import aggregator.cli.command_line
+        import aggregator.cluster.kubernetes.cluster
+        import aggregator.config.settings  # noqa: F401
 
     def run(arguments: Sequence[str]) -> None:
         sys.argv[1:] = arguments
