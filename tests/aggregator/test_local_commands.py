@@ -27,6 +27,7 @@ from aggregator.cluster.port import (
 )
 from tests.aggregator.local_file import OURS, SPEC, opened
 from tests.controlplane.processes import ended
+from tests.support.bytecode import BYTECODE
 from tests.support.present import present
 from tests.support.waiting import until
 
@@ -102,7 +103,7 @@ async def test_a_command_gets_the_environment_that_the_aggregator_was_started_wi
     with closing(LocalStore(database, wall=time.time)) as store:
         spec = manual_quarantine(Action.CORDON, "to see what it gets", "tests")
         store.create_quarantine("n1", spec, finalizer=False)
-    given = {"PATH": os.environ["PATH"], "GRPC_TRACE": "", "SITE": "x"}
+    given = {"PATH": os.environ["PATH"], "GRPC_TRACE": "", "SITE": "x", **BYTECODE}
     aggregator = await asyncio.create_subprocess_exec(
         sys.executable,
         *(

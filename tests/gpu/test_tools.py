@@ -24,6 +24,7 @@ from tests.gpu.facts import FACTS
 from tests.gpu.nvidia_smi import Smi, SmiGpu
 from tests.gpu.real_agent import ROOT
 from tests.nvml import FakeGpus, gpu, uuid_of
+from tests.support.bytecode import BYTECODE
 
 #: Of an H200 with driver 580.159.04 in a virtual machine; without its serial numbers and the
 #: clocks that it supports.
@@ -115,6 +116,11 @@ def test_an_element_that_is_missing_is_named() -> None:
         FACTS["pcie-replays"].theirs(other.gpu(uuid_of(0)))
 
 
+def _environment(gpus: FakeGpus) -> dict[str, str]:
+    path = f"{ROOT}:{ROOT / 'proto'}"
+    return {**gpus.env, **BYTECODE, "PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
+
+
 def test_the_times_of_nvml_have_each_call(tmp_path: Path) -> None:
     gpus = FakeGpus(tmp_path, [gpu(0), gpu(1)])
     done = subprocess.run(
@@ -122,7 +128,7 @@ def test_the_times_of_nvml_have_each_call(tmp_path: Path) -> None:
         check=True,
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env={**dict(gpus.env), "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "PATH": "/usr/bin:/bin"},
+        env=_environment(gpus),
     )
     found = json.loads(done.stdout)
     assert found["gpus"] == 2
@@ -146,7 +152,7 @@ def test_clocks_and_temperature_of_healthy_gpus_are_told_by_their_shared_row() -
 
 def test_the_workers_memory_is_told_by_step_and_by_mapping(tmp_path: Path) -> None:
     gpus = FakeGpus(tmp_path / "gpus", [gpu(0)])
-    env = {**dict(gpus.env), "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "PATH": "/usr/bin:/bin"}
+    env = _environment(gpus)
     command = [sys.executable, "-m", "tests.gpu.worker_memory", str(tmp_path / "memory"), "base"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
     head, base, *_ = done.stdout.splitlines()

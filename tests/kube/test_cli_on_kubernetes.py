@@ -24,6 +24,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.controlplane.pytest_plugin import Space
+from tests.support.bytecode import BYTECODE
 from tests.support.present import present
 from tests.support.put_attempts import drop_operations, put_attempts
 from tests.web.cli import Done, in_process, sickbay
@@ -212,6 +213,7 @@ async def test_kubectl_runs_it_as_a_plugin(
                 "PATH": f"{tmp_path}:{os.environ['PATH']}",
                 "HOME": str(tmp_path),
                 "KUBECONFIG": person[1],
+                **BYTECODE,
             },
             cwd=tmp_path,
             capture_output=True,

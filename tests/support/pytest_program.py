@@ -29,9 +29,13 @@ def load() -> Main:
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]  # the options of one run: a fork has those of its start
     pytest.main(["--collect-only", "-qq", *COLLECTED])  # what it can't import, a run reports
+    from hypothesis.internal.charmap import intervals_from_codec
+
     from tests.support.constants import read_constants
 
     read_constants()
+    # In a new clone each run would try all characters of Unicode, for 1 s of a processor.
+    intervals_from_codec("utf-8")
 
     def run(arguments: Sequence[str]) -> None:
         sys.argv[1:] = arguments

@@ -12,6 +12,7 @@ import pytest
 
 from aggregator.cli.command_line import parser_for
 from aggregator.cli.completion import complete, script
+from tests.support.bytecode import BYTECODE
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +88,7 @@ def run(path: str, *command: str) -> str:
     home = path.partition(":")[0]
     done = subprocess.run(
         command,
-        env={"PATH": path, "HOME": home, "TERM": "dumb"},
+        env={"PATH": path, "HOME": home, "TERM": "dumb", **BYTECODE},
         cwd=home,
         capture_output=True,
         text=True,
