@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -164,15 +164,20 @@ class ControlPlane(ClusterObjects):
             self.apiserver.wait_ready(self._apiserver_ready, 60)
 
     def backup_etcd(self, name: str) -> Path:
-        """A copy of etcd's data as it is now, taken while etcd and the API server are stopped."""
-        with self._without_storage():
-            return Path(shutil.copytree(self._etcd_data, self.folder / f"etcd-backup-{name}"))
+        """A copy of etcd's data as it is now, taken while etcd is stopped."""
+        self.stop_etcd()
+        backup = shutil.copytree(self._etcd_data, self.folder / f"etcd-backup-{name}")
+        self.start_etcd()
+        return Path(backup)
 
     def restore_etcd(self, backup: Path) -> None:
         """Start etcd and the API server anew on such a copy: versions move backwards."""
-        with self._without_storage():
-            shutil.rmtree(self._etcd_data)
-            shutil.copytree(backup, self._etcd_data)
+        self.kill_apiserver()
+        self.stop_etcd()
+        shutil.rmtree(self._etcd_data)
+        shutil.copytree(backup, self._etcd_data)
+        self.start_etcd()
+        self.restart_apiserver()
         self.client.applied.clear()  # a version may be another object's than before
 
     def copy_object(self, key: str, copies: Iterable[Mapping[str, str]]) -> str:
@@ -226,14 +231,6 @@ class ControlPlane(ClusterObjects):
         if answer.status != 200:
             raise PlaneError(f"etcd answered {answer.status} to {what}: {text}")
         return json.loads(text)
-
-    @contextlib.contextmanager
-    def _without_storage(self) -> Iterator[None]:
-        self.kill_apiserver()
-        self.stop_etcd()
-        yield
-        self.start_etcd()
-        self.restart_apiserver()
 
     @property
     def _etcd_data(self) -> Path:
