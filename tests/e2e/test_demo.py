@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.demo.command import FAILED, INTERRUPTED, present
+from aggregator.demo.processes import ChildProcesses
 from tests.controlplane.waiting import wait_until
 from tests.demo import readme
 
@@ -152,9 +154,7 @@ def test_the_demo_ends_well_with_a_small_and_a_large_fleet(begin: Begin, nodes: 
     assert "the alert: common cause:" in demo.said()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda n: n.name
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
 def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     begin: Begin, number: signal.Signals
 ) -> None:
@@ -168,17 +168,58 @@ def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     demo.leaves_nothing()
 
 
-@pytest.mark.parametrize(
-    "name", ["sickbay-aggregator", "sickbay-agent run", "sickbay-agent simulate"]
-)
-def test_a_child_that_dies_ends_the_demo_with_its_last_words(begin: Begin, name: str) -> None:
+def test_a_child_that_dies_ends_the_demo_with_its_last_words(begin: Begin) -> None:
     demo = begin(nodes=FEW)
     demo.until_said("nodes are attached")
-    os.kill(demo.pid_of(name), signal.SIGKILL)
+    os.kill(demo.pid_of("sickbay-aggregator"), signal.SIGKILL)
     assert demo.process.wait(300) == 1
     assert "ended with -9. Its last words:" in demo.said()
     assert "Traceback" not in demo.said()
     demo.leaves_nothing()
+
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def _signals_of_the_tests() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ENDS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals_of_the_tests")
+@pytest.mark.parametrize("number", ENDS, ids=lambda n: n.name)
+def test_each_signal_ends_the_processes_of_a_demo_and_removes_its_folder(
+    number: signal.Signals,
+) -> None:
+    begun: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def run() -> None:
+        with ChildProcesses() as children:
+            begun.append((children.start("sleeper", ["sleep", "600"]), children.folder))
+            signal.raise_signal(number)
+
+    assert present(run, once=True) == INTERRUPTED
+    [(process, folder)] = begun
+    assert process.poll() is not None
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("_signals_of_the_tests")
+def test_a_child_of_a_demo_that_ends_is_reported_with_its_last_words(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def run() -> None:
+        with ChildProcesses() as children:
+            children.start("sleeper", ["sleep", "600"])
+            children.check()
+            children.start("brief", ["sh", "-c", "echo farewell; kill -9 $$"]).wait()
+            children.check()
+
+    assert present(run, once=True) == FAILED
+    assert "brief ended with -9. Its last words:\nfarewell" in capfd.readouterr().err
 
 
 def test_the_demo_on_a_real_api_server_tells_its_story_and_leaves_nothing_behind(
