@@ -61,7 +61,7 @@ def test_one_bad_node_is_named_with_its_failures_and_the_good_nodes_test() -> No
     assert set(found.cleared) == set(EIGHT) - {"gpu-0005"}
 
 
-@pytest.mark.parametrize("count", range(2, 12))
+@pytest.mark.parametrize("count", range(2, 11))
 def test_every_set_of_bad_nodes_is_named_beside_two_nodes_known_to_be_good(count: int) -> None:
     group = nodes(count)
     for mask in range(2**count):
