@@ -222,17 +222,19 @@ async def test_blocked_drains_make_a_few_requests_a_second_however_many_they_are
     world, replica = await many_blocked(MANY)
     await asyncio.sleep(120)
     before = Counter(replica.cluster.asked)
-    await asyncio.sleep(300)
+    await asyncio.sleep(150)
     asked = Counter(replica.cluster.asked) - before
-    assert asked.total() / 300 <= 15, asked
-    assert asked["evict"] >= MANY * 300 / 150  # the control: each is still asked
+    assert asked.total() / 150 <= 15, asked
+    assert asked["evict"] >= MANY  # the control: each is still asked
     background = replica.cluster.in_background
     assert background["evict"] >= asked["evict"]
     world.budget_blocks.clear()
-    for _ in range(200):
-        await asyncio.sleep(1)
+
+    def drained() -> bool:
         world.kubelets_finish()
-    assert all(phase_of(world, f"n{number}") is Phase.DRAINED for number in range(MANY))
+        return all(phase_of(world, f"n{number}") is Phase.DRAINED for number in range(MANY))
+
+    await until(drained, within=200)
 
 
 @virtual_time.in_virtual_time

@@ -26,8 +26,8 @@ from tests.support.replica import OPEN, UNSUSPECTING
 
 
 def test_some_days_of_a_small_fleet_pass_the_gates() -> None:
-    figures = live(1, 250, 4, first=1.5 * DAY)
-    assert gates(worst([figures], 4)) == []
+    figures = live(1, 250, 2.5, first=1.5 * DAY)
+    assert gates(worst([figures], 2.5)) == []
     assert figures.explicit >= 2
     assert figures.lost < figures.lost_no_system
 
@@ -153,7 +153,7 @@ def test_what_makes_faults_knows_nothing_of_the_rules(module: object) -> None:
 
 
 def test_some_days_of_a_small_fleet_are_repaired_within_the_limits_and_nothing_twice() -> None:
-    repaired = live_repaired(1, 250, 4, first=1.5 * DAY)
+    repaired = live_repaired(1, 250, 2.5, first=1.5 * DAY)
     assert repaired.orders >= 2
     assert (repaired.over_limit, repaired.twice) == ((), ())
     assert len(repaired.returned) >= 2

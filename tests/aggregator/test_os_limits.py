@@ -175,7 +175,7 @@ async def test_connections_beyond_the_limit_are_closed_and_one_that_leaves_makes
         pytest.fail("no connection was accepted after the others had left")
 
 
-async def test_a_stampede_of_3000_agents_is_let_in_without_a_rejection() -> None:
+async def test_a_stampede_of_2000_agents_is_let_in_without_a_rejection() -> None:
     """Guards two arguments of grpc that are not public: with its defaults most are CANCELLED."""
     hello, full = pb.AgentMessage(), said.snapshot(NOTHING)
     hello.hello.CopyFrom(
@@ -187,7 +187,7 @@ async def test_a_stampede_of_3000_agents_is_let_in_without_a_rejection() -> None
         channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(20)]
         calls = [
             sickbay_pb2_grpc.AgentGatewayStub(channels[n % len(channels)]).Connect()
-            for n in range(3000)
+            for n in range(2000)
         ]
 
         async def attend(
@@ -203,6 +203,6 @@ async def test_a_stampede_of_3000_agents_is_let_in_without_a_rejection() -> None
             assert (welcome.WhichOneof("body"), ack.ack.seq) == ("welcome", 1)
 
         await asyncio.gather(*(attend(n, call) for n, call in enumerate(calls)))
-        assert running.stats.attached == running.stats.opened == 3000
+        assert running.stats.attached == running.stats.opened == 2000
         for channel in channels:
             await channel.close()

@@ -337,7 +337,7 @@ def bytes_of_a_node() -> float:
         return codec.measurements(told, 0)
 
     fleet = FleetMeasurements()
-    names = [f"node-{node}" for node in range(501)]
+    names = [f"node-{node}" for node in range(201)]
 
     def take(node: int) -> None:
         told = first(node)
@@ -348,12 +348,12 @@ def bytes_of_a_node() -> float:
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    for node in range(1, 501):
+    for node in range(1, 201):
         take(node)
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return (after - before) / 500
+    return (after - before) / 200
 
 
 def test_a_node_of_a_hundred_series_takes_some_three_kilobytes() -> None:

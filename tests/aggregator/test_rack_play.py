@@ -9,7 +9,7 @@ from tests.bench.rackplay import RackOutcome, play_racks
 
 
 def test_drawn_events_name_their_origin_and_take_no_follower() -> None:
-    outcome = play_racks(12, nodes=8, seed=1)
+    outcome = play_racks(6, nodes=8, seed=1)
     assert outcome.wrong == []
     assert outcome.followers_evicted == 0
     assert len(outcome.taken) == outcome.explicit > 0
