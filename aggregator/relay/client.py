@@ -229,7 +229,9 @@ class RelayClient:
             self._silent = False
 
     async def _until_changed(self) -> None:
-        self._changed.clear()
+        """Another change of the Lease than the one that led to this controller. It may have come
+        while this relay began, and a former controller may not know of it.
+        """
         await self._changed.wait()
 
     async def _send(self, link: GatewayLink, call: _Call, token: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.health.model import Delta, Snapshot
 from aggregator.relay import abandoned as abandoned_module
 from aggregator.relay import client as client_module
 from aggregator.relay import gateway as gateway_module
@@ -24,48 +24,12 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
 from tests.support.pki import TokenIssuer
 from tests.support.present import present
+from tests.support.relay_frames import hello, message, opened, snapshot
 from tests.support.relays import ISSUER, PROBE_KEY, PlayedReplica, replica_token, replicas
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import PATIENCE, until
 
 STRANGER = TokenIssuer(algorithm="ES256")  # the same kid, another key
-
-
-def hello(node: str = "node-1", *, instance: str = "i-1", boottime: int = 1_000) -> pb.AgentMessage:
-    told = said.hello(
-        Hello(
-            node=node,
-            boot_id="boot-1",
-            spool_epoch="epoch-1",
-            agent_version="0.1.0",
-            contract_version=1,
-            instance=instance,
-        )
-    )
-    told.hello.boottime_ms = boottime
-    return told
-
-
-def opened(
-    stream: int, node: str = "node-1", *, token: str | None = None, **how: Any
-) -> frames.AgentFrame:
-    shown = ISSUER.token(node) if token is None else token
-    return frames.AgentFrame(
-        stream=stream,
-        opened=frames.AgentOpened(
-            peer="ipv4:10.0.0.1:7",
-            token=shown,
-            hello=hello(node, **how).SerializeToString(),
-        ),
-    )
-
-
-def message(stream: int, told: pb.AgentMessage) -> frames.AgentFrame:
-    return frames.AgentFrame(stream=stream, message=told.SerializeToString())
-
-
-def snapshot(stream: int, seq: int = 1) -> frames.AgentFrame:
-    return message(stream, said.snapshot(Snapshot(components=(), faults=()), seq=seq))
 
 
 def takes_connections(replica: PlayedReplica) -> bool:
@@ -741,27 +705,6 @@ async def test_a_repeated_message_changes_nothing_and_is_acknowledged_again(tmp_
             told = pb.AggregatorMessage.FromString(frame.message)
             if told.HasField("ack") and told.ack.seq == 2:
                 break
-
-
-async def test_a_late_opening_does_not_supersede_a_newer_stream_of_the_agent(
-    tmp_path: Path,
-) -> None:
-    async with replicas(tmp_path, "a") as site:
-        controller = site.all["a"]
-        async with controller.relay(name="fast") as fast, controller.relay() as slow:
-            await fast.begin()
-            await slow.begin()
-            await fast.frames(opened(1, boottime=2_000), snapshot(1, seq=5))
-            await until(lambda: len(site.all["a"].intake.evidence) == 1)
-            await slow.frames(opened(9, boottime=1_000), snapshot(9, seq=4))
-            ended = (await slow.frame("ended")).ended
-            assert ended.code == grpc.StatusCode.ABORTED.value[0]
-            assert "a newer stream of this agent is attached" in ended.message
-            await fast.frames(message(1, said.delta(Delta(), seq=6)))
-            await until(lambda: len(site.all["a"].intake.evidence) == 2)
-            # A restarted agent has another instance: the newest of two instances counts.
-            await slow.frames(opened(10, instance="i-2", boottime=1), snapshot(10))
-            assert (await fast.frame("ended")).ended.code == grpc.StatusCode.ABORTED.value[0]
 
 
 async def test_more_messages_than_may_wait_end_the_stream_that_does_not_take_them(
