@@ -63,6 +63,9 @@ from sickbay.v1.limits import (
 )
 
 _COMMON_TEXT = 40  # many nodes send the same short texts
+#: Bytes of a Hello: more than one with all that the contract allows has. A gateway keeps it, and
+#: forwards it whole, next to the credentials, in a message that may have `MAX_MESSAGE_BYTES`.
+MOST_HELLO = 1024 * 1024
 #: Characters of the problem of an entry.
 _REASON = 300
 _BY_IMPORTANCE = {3: 0, 2: 1, 4: 2, 1: 3}  # failed, degraded, unknown, ok
@@ -150,6 +153,8 @@ def _taken(
 
 def node_of(message: pb.Hello) -> str:
     """The node that the message claims, for its identity to prove."""
+    if (size := message.ByteSize()) > MOST_HELLO:
+        raise InvalidMessage("size", f"{size} bytes; expected at most {MOST_HELLO}")
     return _node("node", message.node)
 
 

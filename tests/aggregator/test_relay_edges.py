@@ -44,3 +44,38 @@ async def test_a_controller_that_was_replaced_while_a_relay_to_it_began_is_left(
         await until(lambda: "b" in c.service.gateways)
         await until(lambda: "b" not in a.service.gateways)
         assert a.holds
+
+
+# -- a Hello ---------------------------------------------------------------------------------------
+
+
+async def test_a_hello_that_no_relay_could_carry_ends_its_own_call_alone(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        async with b.agent("n-1") as honest, b.agent("n-2") as hostile:
+            await honest.attend()
+            link = b.gateway._link
+            huge = hello("n-2")
+            huge.hello.checks.add(name="x", off_because="x" * (4 * 1024 * 1024 - 500))
+            await hostile.send(huge)
+            async with asyncio.timeout(PATIENCE):
+                code, text = await hostile.ending()
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert text.startswith("hello.size: 4")
+            await honest.delta(seq=2)
+            assert (await honest.expect("ack")).seq == 2
+            assert b.gateway._link is link, "the relay of all others has ended"
+
+
+def test_a_hello_with_all_that_the_contract_allows_is_shorter_than_any_may_be() -> None:
+    told = hello("n" * 253)
+    for number in range(limits.MAX_CHECKS):
+        told.hello.checks.add(
+            name=f"{number:03}" + "x" * (limits.MAX_NAME - 3),
+            interval_ms=limits.MAX_AGE_MS,
+            off_because="x" * limits.MAX_TEXT,
+        )
+    for number in range(limits.MAX_TRAITS):
+        told.hello.traits[f"{number:03}" + "x" * (limits.MAX_NAME - 3)] = "x" * limits.MAX_TEXT
+    told.hello.test_profiles.extend(["x" * limits.MAX_NAME] * limits.MAX_TEST_PROFILES)
+    assert MOST_HELLO / 2 < told.ByteSize() < MOST_HELLO * 0.7
