@@ -143,7 +143,6 @@ class _Process:
             self._cluster,
             self._keys,
             me,
-            cluster_away=lambda: bool(self._fleet.view_lost),
             rng=self._rng,
             starts=starts,
         )

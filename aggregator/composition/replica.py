@@ -48,7 +48,6 @@ class Replica:
         keys: JwksCache | None,
         me: Candidate,
         *,
-        cluster_away: Callable[[], bool],
         rng: random.Random,
         starts: bool,
     ) -> None:
@@ -90,11 +89,7 @@ class Replica:
             self.others = replica_authenticator(config, keys)
             replicas, tls = config.replicas, config.listen.tls
             self.service = RelayService(
-                self.others,
-                name=me.name,
-                version=VERSION,
-                cluster_away=cluster_away,
-                now=time.monotonic,
+                self.others, name=me.name, version=VERSION, now=time.monotonic
             )
             self.listener.add_service(self.service.register)
             shown = tls is not None and config.identity.kind == "certificate"

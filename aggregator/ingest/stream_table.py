@@ -56,6 +56,8 @@ class StreamTable:
         self._to_name: list[Stream] = []
         self._name_again = self._rules.now() + PEERS_EVERY
         self._excused_until = float("-inf")
+        #: Tokens that have expired count: the API server is away, or was until lately.
+        self.renewals_may_fail = False
 
     def attach(self, stream: Stream) -> None:
         """``stream`` reports for its node from now on; an older one is closed first.
@@ -119,14 +121,14 @@ class StreamTable:
         now, wall = self._rules.now(), self._rules.wall()
         if self._rules.cluster_away():
             self._excused_until = now + GRACE
-        renewals_may_fail = now <= self._excused_until
+        self.renewals_may_fail = now <= self._excused_until
         self._used.prune(now)
         overdue = 0
         for stream in list(self._by_node.values()):
             expires = stream.identity.expires
             # Checking each of 10,000 streams every second would take 4 % of a core.
             if now >= stream.due_at or (expires is not None and wall >= expires):
-                stream.tick(now, wall, renewals_may_fail=renewals_may_fail)
+                stream.tick(now, wall, renewals_may_fail=self.renewals_may_fail)
                 overdue += stream.overdue
         self._stats.overdue = overdue
         for node in self._conflicts.over(now):

@@ -74,14 +74,12 @@ class ControllerRole:
 class RelayService(relay_pb2_grpc.RelayServicer):
     """Serves gateways from `begin` on; before that it refuses them.
 
-    ``cluster_away``: the API server can't be reached, so no replica's token can be renewed now; a
-    relay that is up then stays up. ``now`` is in seconds, and only limits the rate of log lines.
+    ``now`` is in seconds, and only limits the rate of log lines.
     """
 
     _replica_auth: ReplicaAuthenticator
     _name: str = field(kw_only=True)
     _version: str = field(kw_only=True)
-    _cluster_away: Callable[[], bool] = field(kw_only=True)
     _now: Callable[[], float] = field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -148,7 +146,7 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         for older in self._links:
             if older.hello.name == hello.name and older.silent_for >= SILENT_FOR:
                 older.end("the gateway has connected anew")
-        link = _Link(hello, context, role, self._replica_auth, self._cluster_away, until)
+        link = _Link(hello, context, role, self._replica_auth, until)
         self._links.add(link)
         role.pacer.join(link)
         try:
@@ -197,7 +195,6 @@ class _Link:
     _context: _Context
     _role: ControllerRole
     _replica_auth: ReplicaAuthenticator
-    _cluster_away: Callable[[], bool]
     _until: float
 
     def __attrs_post_init__(self) -> None:
@@ -280,7 +277,8 @@ class _Link:
             elif self.silent_for >= GATEWAY_SILENT_FOR:
                 text = f"the gateway has sent no message for {GATEWAY_SILENT_FOR:g} s"
                 raise _Refused(_Code.DEADLINE_EXCEEDED, text)
-            if self._replica_auth.has_expired(self._until) and not self._cluster_away():
+            excused = self._role.streams.table.renewals_may_fail
+            if self._replica_auth.has_expired(self._until) and not excused:
                 raise _Refused(_Code.UNAUTHENTICATED, "the token has expired")
 
     async def _send(self) -> None:
@@ -324,7 +322,8 @@ class _Link:
         try:
             self._until = await self._replica_auth.renew(token)
         except IdentityError as error:
-            raise refused(error) from None
+            if not error.passing:  # else the present token counts until its end
+                raise refused(error) from None
 
     def _take(self, frame: pb.AgentFrame) -> None:
         kind, number = frame.WhichOneof("body"), frame.stream

@@ -38,9 +38,7 @@ def replica() -> Replica:
     )
     cluster: Any = SimpleNamespace(capabilities=Capabilities(lease=lambda _: Lone()))
     me = Candidate("a", "a-1")
-    return Replica(
-        config, cluster, None, me, cluster_away=lambda: False, rng=random.Random(1), starts=True
-    )
+    return Replica(config, cluster, None, me, rng=random.Random(1), starts=True)
 
 
 def takes_connections(port: int) -> bool:

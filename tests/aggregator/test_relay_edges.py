@@ -79,3 +79,54 @@ def test_a_hello_with_all_that_the_contract_allows_is_shorter_than_any_may_be() 
         told.hello.traits[f"{number:03}" + "x" * (limits.MAX_NAME - 3)] = "x" * limits.MAX_TEXT
     told.hello.test_profiles.extend(["x" * limits.MAX_NAME] * limits.MAX_TEST_PROFILES)
     assert MOST_HELLO / 2 < told.ByteSize() < MOST_HELLO * 0.7
+
+
+async def test_a_gateways_token_may_expire_while_the_api_server_is_away_and_for_a_while_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelets renew it minutes after the API server is back. Until then a relay that ended would
+    send all agents of its gateway to the controller.
+    """
+    async with replicas(tmp_path, "a", "b") as site:
+        a, b = site.all["a"], site.all["b"]
+        await until(lambda: b.gateway.relayed and bool(a.service._links))
+        table, [link] = present(a.streams).table, a.service._links
+        expired, looks = a.service._replica_auth.has_expired, 0
+
+        def count_looks(until: float) -> bool:
+            nonlocal looks
+            found = expired(until)
+            looks += found
+            return found
+
+        monkeypatch.setattr(a.service._replica_auth, "has_expired", count_looks)
+        a.away = True
+        await until(lambda: table.renewals_may_fail)
+        site.clock.ahead += 3_700.0  # its token is valid for an hour
+        await until(lambda: looks > 2)
+        a.away = False
+        seen = looks
+        await until(lambda: looks > seen + 4)
+        assert a.service._links == {link}
+        site.clock.ahead += 601.0
+        await until(lambda: not a.service._links)
+        await until(lambda: b.client.trouble.startswith("UNAUTHENTICATED: the token"))
+
+
+async def test_a_renewed_token_that_cannot_be_verified_now_ends_no_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(tmp_path, "a") as site, site.all["a"].relay() as relay:
+        a: PlayedReplica = site.all["a"]
+
+        async def no_keys(_: str) -> float:
+            raise IdentityError(Refusal.KEYS_UNAVAILABLE, "the cluster's keys can't be read now")
+
+        await relay.begin()
+        monkeypatch.setattr(a.service._replica_auth, "renew", no_keys)
+        await relay.send(token=replica_token(expires_in=7_200))
+        await relay.frames(opened(1), snapshot(1), message(1, said.delta(Delta(), seq=2)))
+        await until(lambda: len(a.intake.evidence) == 2)
+        monkeypatch.undo()
+        await relay.send(token=replica_token(audience="sickbay"))
+        assert (await relay.ending())[0] is grpc.StatusCode.UNAUTHENTICATED

@@ -86,6 +86,8 @@ class PlayedReplica:
     stats: IngestStats = field(default_factory=IngestStats)
     pacer: ResyncPacer = field(init=False)
     holds: bool = True
+    #: It does not reach the API server.
+    away: bool = False
     streams: AgentStreams | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -111,7 +113,7 @@ class PlayedReplica:
                 silent_after=silent_after,
                 now=self.clock.now,
                 wall=self.clock.wall,
-                cluster_away=lambda: False,
+                cluster_away=lambda: self.away,
             ),
             stats=self.stats,
         )
@@ -242,9 +244,7 @@ class Replicas:
             address=lambda: f"localhost:{listener.port}" if len(self.all) > 1 else "",
         )
         gateway = Gateway(authenticator=agents, rules=rules, stats=stats)
-        service = RelayService(
-            replica_auth, name=name, version=VERSION, cluster_away=lambda: False, now=clock.now
-        )
+        service = RelayService(replica_auth, name=name, version=VERSION, now=clock.now)
         listener.add_service(gateway.register)
         listener.add_service(service.register)
         await listener.start()
