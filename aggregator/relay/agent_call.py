@@ -139,14 +139,12 @@ class AgentCall(AgentExchange):
                     self._passes, self.dropped = True, False
             case "credentials":
                 if await self._renew(message.credentials.token):
-                    self._token = message.credentials.token
-                self._token_due = not self._passes
+                    self._token, self._token_due = message.credentials.token, True
             case "hello":
                 text = "a second Hello in one stream"
                 raise StreamClosed(CloseReason.MALFORMED, Code.INVALID_ARGUMENT, text)
         self._forward(kind, message)
         if kind == "snapshot" and self._passes and self._token_due:
-            self._token_due = False
             renewed = pb.AgentMessage(credentials=pb.Credentials(token=self._token))
             self._forward("credentials", renewed)
 
@@ -169,6 +167,8 @@ class AgentCall(AgentExchange):
                         self._unacknowledged = message.snapshot.seq
                     case "delta":
                         self._unacknowledged = message.delta.seq
+                    case "credentials":
+                        self._token_due = False
                     case "permission_request":
                         self._requested = message.permission_request.operation_id
                 return

@@ -81,6 +81,30 @@ def test_a_hello_with_all_that_the_contract_allows_is_shorter_than_any_may_be() 
     assert MOST_HELLO / 2 < told.ByteSize() < MOST_HELLO * 0.7
 
 
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+async def test_a_renewed_token_that_met_a_full_relay_reaches_the_controller_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        a, b = site.all["a"], site.all["b"]
+        async with b.agent() as agent:
+            await agent.attend()
+            link = present(b.gateway._link)
+            with monkeypatch.context() as full:
+                full.setattr(link.queue, "has_room", lambda *_: False)
+                renewed = pb.Credentials(token=ISSUER.token("node-1", expires_in=90_000))
+                await agent.send(pb.AgentMessage(credentials=renewed))
+                await until(lambda: b.gateway.stats.renewed == 1)
+                [call] = b.gateway._calls.values()
+                await until(lambda: call.dropped)
+            assert (await agent.expect("resync")).reason
+            await agent.snapshot(seq=2)
+            assert (await agent.expect("ack")).seq == 2
+            await until(lambda: present(a.streams).stats.renewed == 1)
+
+
 async def test_a_gateways_token_may_expire_while_the_api_server_is_away_and_for_a_while_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
