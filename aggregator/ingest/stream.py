@@ -95,9 +95,10 @@ class Stream(AgentExchange):
     #: Its heartbeats are answered, by promise, with this address to reach us.
     answers: str = ""
     instance: str = ""
+    boot_id: str = ""
     #: An earlier stream of the same call has welcomed the agent.
     welcomed: bool = False
-    #: When the agent wrote its Hello, by its CLOCK_BOOTTIME in milliseconds.
+    #: When the agent wrote its Hello, by its CLOCK_BOOTTIME in milliseconds; 0: unknown.
     hello_written: int = 0
     last_seen: float = field(init=False)
     #: When time may next change the stream's state, except for its credentials' end (monotonic).
@@ -147,7 +148,7 @@ class Stream(AgentExchange):
             self._intake.on_refusal(self.node, str(ending))
             raise ending from None
         hello = replace(claimed, node_uid=self.identity.node_uid)
-        self.instance = hello.instance
+        self.instance, self.boot_id = hello.instance, hello.boot_id
         self.repair_verbs = codec.repair_verbs(introduced)
         self.test_profiles = codec.test_profiles(introduced)
         self.last_seen = self._rules.now()

@@ -67,10 +67,10 @@ class StreamTable:
         older = self._by_node.get(stream.node)
         if (
             older is not None
-            and older.instance == stream.instance
-            and (stream.hello_written < older.hello_written)
+            and older.boot_id == stream.boot_id
+            and 0 < stream.hello_written < older.hello_written
         ):
-            text = f"a newer stream of this agent is attached, from {older.peer}"
+            text = f"a newer stream of this node is attached, from {older.peer}"
             raise StreamClosed(CloseReason.SUPERSEDED, Code.ABORTED, text)
         if older is not None:
             self._stats.superseded += 1

@@ -34,7 +34,7 @@ def hello(
     boottime: float,
 ) -> pb.AgentMessage:
     """The agent's identity. ``instance`` distinguishes two live agents of one node, and
-    ``boottime`` (seconds, now) two streams of one of them.
+    ``boottime`` (seconds, now) two streams of one boot.
 
     If there are too many checks, only those that run are named.
     """

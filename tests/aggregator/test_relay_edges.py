@@ -81,6 +81,30 @@ def test_a_hello_with_all_that_the_contract_allows_is_shorter_than_any_may_be() 
     assert MOST_HELLO / 2 < told.ByteSize() < MOST_HELLO * 0.7
 
 
+async def test_a_late_opening_does_not_supersede_a_newer_stream_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a") as site:
+        controller = site.all["a"]
+        async with controller.relay(name="fast") as fast, controller.relay() as slow:
+            await fast.begin()
+            await slow.begin()
+            await fast.frames(opened(1, boottime=2_000), snapshot(1, seq=5))
+            await until(lambda: len(site.all["a"].intake.evidence) == 1)
+            await slow.frames(opened(9, boottime=1_000), snapshot(9, seq=4))
+            ended = (await slow.frame("ended")).ended
+            assert ended.code == grpc.StatusCode.ABORTED.value[0]
+            assert "a newer stream of this node is attached" in ended.message
+            await fast.frames(message(1, said.delta(Delta(), seq=6)))
+            await until(lambda: len(site.all["a"].intake.evidence) == 2)
+            # Of the process before, which the gateway still knows: one boot has one clock.
+            await slow.frames(opened(10, instance="i-0", boottime=1_500), snapshot(10))
+            assert (await slow.frame("ended")).ended.code == grpc.StatusCode.ABORTED.value[0]
+            # After a reboot the clock begins anew.
+            await slow.frames(opened(11, instance="i-2", boot="boot-2", boottime=1), snapshot(11))
+            assert (await fast.frame("ended")).ended.code == grpc.StatusCode.ABORTED.value[0]
+
+
 # -- tokens ----------------------------------------------------------------------------------------
 
 

@@ -277,7 +277,7 @@ class Hello(_message.Message):
     """Separates two live agents that claim one node."""
     boottime_ms: _builtins.int
     """The agent's CLOCK_BOOTTIME when it wrote this message: RepairOrder.deadline_ms is a time of that
-    clock, and of two streams of one instance the one with the later Hello counts.
+    clock, and of two streams of one boot the one with the later Hello counts.
     """
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckInfo]: ...
