@@ -11,6 +11,8 @@ MAX_TOKEN = 16_384
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection of our own, that ends with its channel
+    # Not by a proxy that the environment names for other requests, as with the agents' streams.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
     # A message comes each second. After some without one a ping shows whether the process is
     # reached: its gRPC answers, however busy the rest is.
@@ -38,8 +40,8 @@ class ReplicaCredentials:
 
     def token(self) -> str:
         """Raises `RelayConfigError`."""
-        text = _read(self._token_file, "replicas.token_file").decode("ascii", "replace").strip()
-        if not text or len(text) > MAX_TOKEN:
+        text = _read(self._token_file, "replicas.token_file").decode("latin-1").strip()
+        if not text or len(text) > MAX_TOKEN or not (text.isascii() and text.isprintable()):
             raise RelayConfigError(f"replicas.token_file: {self._token_file} holds no token")
         return text
 

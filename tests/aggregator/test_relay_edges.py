@@ -46,6 +46,32 @@ async def test_a_controller_that_was_replaced_while_a_relay_to_it_began_is_left(
         assert a.holds
 
 
+async def test_a_proxy_of_the_environment_is_not_used_between_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with replicas(tmp_path, "a", "b") as site:
+        await until(lambda: site.all["b"].gateway.relayed)
+
+
+@pytest.mark.parametrize("text", ["", "one line\nand another", "\u00fcber" * 10, "x" * 20_000])
+async def test_a_file_that_holds_no_token_is_named_and_read_again(
+    tmp_path: Path, text: str
+) -> None:
+    async with replicas(tmp_path, "a") as site:
+        b = await site.start("b")
+        file = tmp_path / "token-b"
+        token = file.read_text()
+        file.write_text(text)
+        b.lease.name(site.all["a"].address)
+        b.start_client()
+        await until(lambda: b.client.trouble == f"replicas.token_file: {file} holds no token")
+        file.write_text(token)
+        await until(lambda: b.gateway.relayed)
+
+
 # -- a Hello ---------------------------------------------------------------------------------------
 
 
