@@ -183,23 +183,28 @@ class _Process:
 
     async def _work(self, parts: "ControllerParts | None", ending: AsyncExitStack) -> None:
         """Until another replica has taken the Lease from us."""
+        lease = self._replica.lease
+        # Also before the cluster can be used: a gateway that learns of no controller has to leave
+        # its agents to others.
+        work = self._replica.be_gateway(load=_controller_parts) if lease is not None else None
+        gateway = spawn(work, "gateway", ending) if work is not None else None
         await _connect(self._cluster, self._fleet, self._rng)
         log.info(
             "connected to the cluster",
             extra={"event": "cluster.connected", "cluster": self._cluster.words.kind},
         )
-        lease = self._replica.lease
-        if lease is None:
+        if lease is None or gateway is None:
             assert parts is not None
             await parts.run()
             return
         held = spawn(lease.run(), "lease", ending)
-        gateway = spawn(self._replica.be_gateway(load=_controller_parts), "gateway", ending)
         await asyncio.wait({held, gateway}, return_when=asyncio.FIRST_COMPLETED)
         if held.done():
             held.result()
             return
         gateway.result()
+        # A port that can't be opened, because of its certificate, keeps no controller from acting.
+        spawn(self._replica.listener.open_port(), "port", ending)
         parts = await self._be_controller(ending)
         acting = spawn(parts.run(), "controller", ending)
         await asyncio.wait({held, acting}, return_when=asyncio.FIRST_COMPLETED)

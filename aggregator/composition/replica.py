@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.config.settings import Config
@@ -27,6 +28,7 @@ from aggregator.relay.credentials import ReplicaCredentials
 from aggregator.relay.gateway import Gateway
 from aggregator.relay.server import RelayService
 from aggregator.relay.shared_token import SharedToken
+from aggregator.runtime.tasks import run_until_first_exit
 from aggregator.version import VERSION
 from aggregator.web import models
 
@@ -146,23 +148,17 @@ class Replica:
     async def be_gateway(self, *, load: Callable[[], Awaitable[object]]) -> None:
         """Until this replica holds the Lease. ``load`` imports what a controller needs."""
         assert self.lease is not None
-        tasks: set[asyncio.Task[None]] = set()
+        works: dict[str, Coroutine[Any, Any, None]] = {"acquired": self.lease.acquired()}
         if self.client is not None:
-            tasks.add(asyncio.create_task(self.client.run(), name="relay"))
+            works["relay"] = self.client.run()
         if self._read_ahead is not None:
-            standby = Standby(self.lease, self._read_ahead, load)
-            tasks.add(asyncio.create_task(standby.run(), name="standby"))
-        try:
-            await self.lease.acquired()
-        finally:
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)  # no gather: asyncio logs what a task of these raised
-        await self.listener.open_port()
+            works["standby"] = Standby(self.lease, self._read_ahead, load).run()
+        await run_until_first_exit(**works)
 
     async def leave(self, within: float) -> None:
         """Have all agents go elsewhere, some at a time, for ``within`` seconds at most."""
+        # Else an agent that leaves comes back as likely as it finds another replica.
+        self.listener.close_port()
         reason = "this replica stops; come back with backoff"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):

@@ -297,9 +297,10 @@ class RelayClient:
                 self._gateway.problem = ""
                 await self._port.open_port()
             elif leaves and not self._gateway.problem:
+                unknown = "no answer yet" if self._lease.other() else "the Lease can't be read"
                 self._gateway.problem = (
                     f"this gateway has not reached the controller for {UNSERVED_FOR:g} s: "
-                    f"{self.trouble or 'no answer yet'}"
+                    f"{self.trouble or unknown}"
                 )
                 log.error(
                     "this gateway serves no agent",

@@ -2,21 +2,31 @@
 
 import asyncio
 import random
+import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aggregator import app
 from aggregator.cluster.capabilities import Capabilities
+from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.composition.replica import Replica
 from aggregator.config.settings import Config
 from aggregator.demo.ports import free_port
 from aggregator.ingest import listener as listener_module
 from aggregator.ingest.listener import AgentListener
 from aggregator.ingest.os_limits import ListenError
+from aggregator.ingest.tls import TlsError
+from aggregator.leader import holder as holder_module
 from aggregator.leader.lease import Candidate, Draft, Lease
-from tests.support.waiting import until
+from aggregator.relay import client as client_module
+from aggregator.relay import unserved as unserved_module
+from tests.support.waiting import PATIENCE, until
 
 
 class Lone:
@@ -27,6 +37,17 @@ class Lone:
 
     async def write(self, draft: Draft) -> Lease:
         return Lease(draft.holder, "1", "uid-1")
+
+
+#: Of an API server that nobody can reach.
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {}}]
+"""
 
 
 def replica() -> Replica:
@@ -49,20 +70,91 @@ def takes_connections(port: int) -> bool:
     return True
 
 
-async def test_a_gateway_whose_port_was_closed_takes_connections_as_the_controller() -> None:
+async def test_a_replica_that_leaves_takes_no_agent_any_more() -> None:
     here = replica()
     await here.listener.start()
     try:
-        here.listener.close_port()
+        await here.leave(within=1.0)
         await until(lambda: not takes_connections(here.listener.port))
-        assert here.lease is not None
-        await here.lease._turn()
-        here.lease._report(None)
-        await here.be_gateway(load=asyncio.Event().wait)
-        assert takes_connections(here.listener.port)
     finally:
         await here.listener.stop()
-    await until(lambda: not takes_connections(here.listener.port))
+
+
+@asynccontextmanager
+async def process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """A replica that can't use its cluster yet. Yields the agents' port."""
+    monkeypatch.setattr(holder_module, "UNREADABLE_FOR", 0.5)
+    for module in (client_module, unserved_module):
+        monkeypatch.setattr(module, "UNSERVED_FOR", 0.5)
+    port = free_port()
+    (folder / "token").write_text("x" * 32)
+    (folder / "kubeconfig").write_text(KUBECONFIG)
+    config = Config.model_validate(
+        {
+            "cluster": {"kind": "kubernetes", "kubeconfig": str(folder / "kubeconfig")},
+            "listen": {"grpc": f"127.0.0.1:{port}", "web": "127.0.0.1:0"},
+            "identity": {"kind": "insecure-trust-hello", "keys_cache": str(folder / "keys")},
+            "replicas": {
+                "name": "a",
+                "address": f"127.0.0.1:{port}",
+                "token_file": str(folder / "token"),
+            },
+            "history": {"database": f"sqlite:///{folder}/history.db"},
+            "alerts": {"outbox": str(folder / "outbox.db")},
+        }
+    )
+    running = asyncio.create_task(app.run(config))
+    try:
+        await until(lambda: takes_connections(port) or running.done())
+        yield port
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def test_a_gateway_that_cannot_use_the_cluster_yet_leaves_agents_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the first of a roll, whose rights are not there yet."""
+    async with process(tmp_path, monkeypatch) as port:
+        await until(lambda: not takes_connections(port))
+
+
+async def test_a_port_that_cannot_be_opened_keeps_no_controller_from_acting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate is damaged, for example. It takes connections as soon as it can."""
+    connected, controller, intact = asyncio.Event(), asyncio.Event(), False
+    listen = AgentListener._listen
+
+    async def connect(*_: object) -> None:
+        await connected.wait()
+
+    async def listen_if_intact(listener: AgentListener) -> None:
+        if not intact:
+            raise TlsError("tls.crt is no certificate in PEM")
+        await listen(listener)
+
+    async def be_controller(*_: object) -> Any:
+        controller.set()
+        return SimpleNamespace(run=asyncio.Event().wait)
+
+    monkeypatch.setattr(app, "_connect", connect)
+    monkeypatch.setattr(app._Process, "_be_controller", be_controller)
+    monkeypatch.setattr(KubeCluster, "lease", lambda *_: Lone())
+    monkeypatch.setattr(listener_module, "_TRY_AGAIN", 0.05)
+    async with process(tmp_path, monkeypatch) as port:
+        await until(lambda: not takes_connections(port))
+        monkeypatch.setattr(AgentListener, "_listen", listen_if_intact)
+        connected.set()
+        async with asyncio.timeout(PATIENCE):
+            await controller.wait()
+        assert not takes_connections(port)
+        intact = True
+        await until(lambda: takes_connections(port))
 
 
 async def test_a_port_that_cannot_be_opened_again_is_tried_until_it_can(
