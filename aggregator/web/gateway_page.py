@@ -35,7 +35,8 @@ log = logging.getLogger("sickbay.web")
 _CONNECT_WITHIN = 5.0
 #: Seconds for the beginning of the controller's answer.
 _BEGINS_WITHIN = 30.0
-#: Seconds between two pieces of an answer. An event stream has one each 10 s.
+#: Seconds between two pieces of an answer, and until a reader has taken one. An event stream has
+#: one each 10 s.
 _PAUSE = 30.0
 #: Bytes of a request's body.
 _LONGEST_BODY = 1024 * 1024
@@ -60,7 +61,11 @@ _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
 class NoController(Exception):
-    """No controller answers; the text states why."""
+    """No controller answers; the text states why. ``sent``: it may have the request."""
+
+    def __init__(self, text: str, *, sent: bool = False) -> None:
+        super().__init__(text)
+        self.sent = sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ class GatewayPage:
             body = await request.read() if request.can_read_body else None
             return await self._answer(request, controller, url, headers, body)
         except NoController as error:
-            return self._without_controller(request, str(error))
+            return self._without_controller(request, error)
 
     def _controller(self, request: web.Request) -> Candidate:
         if forwarded_client.REPLICA in request.headers:
@@ -194,7 +199,7 @@ class GatewayPage:
             raise NoController(f"{self._state.name} is not the controller")
         controller = self._state.controller()
         if controller is None:
-            raise NoController("no replica holds the Lease")
+            raise NoController("no holder of the Lease is known here")
         if not controller.page:
             raise NoController(
                 f"{controller.name} is the controller, and its configuration has no section "
@@ -251,7 +256,8 @@ class GatewayPage:
                         response = self._begin(request, answer)
                         await response.prepare(request)
                         async for piece in answer.content.iter_any():
-                            await response.write(piece)
+                            async with asyncio.timeout(_PAUSE):
+                                await response.write(piece)
                         await response.write_eof()
                         return response
                 finally:
@@ -264,7 +270,8 @@ class GatewayPage:
                 return response
             why = str(error) or "no answer in time"
             raise NoController(
-                f"{controller.name} is the controller, and does not answer: {why}"
+                f"{controller.name} is the controller, and does not answer: {why}",
+                sent=not isinstance(error, aiohttp.ClientConnectorError | CaFileError),
             ) from error
 
     def _begin(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -292,7 +299,7 @@ class GatewayPage:
 
     # -- without one ---------------------------------------------------------------
 
-    def _without_controller(self, request: web.Request, why: str) -> web.Response:
+    def _without_controller(self, request: web.Request, why: NoController) -> web.Response:
         state = self._state
         ago, controller = state.renewed_ago(), state.controller()
         if controller is not None and ago is not None:
@@ -302,10 +309,16 @@ class GatewayPage:
         else:
             seen = self._now() - self._began
             renewed = f"{state.name} has seen no renewal of the Lease in {seen:.0f} s."
+        if controller is None:
+            acts = "Nothing is acted on without one"
+        else:
+            acts = f"Whether {controller.name} acts is not known here"
         text = (
-            f"No controller can be reached: {why}. {renewed} Nothing is acted on without one, and "
-            f"agents keep their streams: {state.connected()} are connected to {state.name}."
+            f"No controller can be reached: {why}. {renewed} {acts}, and agents keep their "
+            f"streams: {state.connected()} are connected to {state.name}."
         )
+        if why.sent and request.method not in {"GET", "HEAD"}:
+            text += " This request may have been carried out: check before you repeat it."
         headers = {"Retry-After": "2", "Cache-Control": "no-store"}
         if request.path.startswith("/api/"):
             return web.Response(

@@ -25,6 +25,7 @@ from aggregator.web import gateway_page
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.tls import Certificate
 from tests.support.pki import Authority, KeyPair
+from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
 from tests.web.gateways import TOKEN, GatewayOf, gateway_of
 from tests.web.support import NIGHT, Everyone, Hands, Served, running_clocks, serving, small_fleet
@@ -163,6 +164,7 @@ async def test_without_a_controller_the_page_says_why_and_who_was_the_last(
     status, text, headers = await get(served, f"{gateway.url}/nodes")
     assert (status, headers["Retry-After"]) == (503, "2")
     assert "sickbay-aggregator-2 renewed the Lease last, 12 s ago" in text
+    assert "Whether sickbay-aggregator-2 acts is not known here" in text
     assert "7 are connected to sickbay-aggregator-1" in text
     assert "the &lt;API&gt; server does not answer" in text
     assert headers["X-Frame-Options"] == "DENY"
@@ -177,10 +179,10 @@ async def test_before_any_renewal_was_seen_the_page_says_that(
 ) -> None:
     gateway.controller = None
     _, text, _ = await get(served, gateway.url)
-    assert "The last renewal of the Lease was seen 12 s ago" in text
+    assert "The last renewal of the Lease was seen 12 s ago. Nothing is acted on" in text
     gateway.ago = None
     _, text, _ = await get(served, gateway.url)
-    assert "no replica holds the Lease" in text
+    assert "no holder of the Lease is known here" in text
     assert "sickbay-aggregator-1 has seen no renewal of the Lease in" in text
 
 
@@ -197,6 +199,50 @@ async def test_a_controller_that_hangs_is_left(
         status, text, _ = await get(served, f"{gateway.url}/api/v1/fleet")
         assert status == 503
         assert "no answer in time" in text
+
+
+async def test_an_action_that_got_no_answer_may_have_been_carried_out(
+    served: Served, gateway: GatewayOf
+) -> None:
+    async def vanish(request: web.Request) -> web.StreamResponse:
+        present(request.transport).abort()
+        return web.Response()
+
+    doubt = "This request may have been carried out"
+
+    async def texts(url: str) -> list[bool]:
+        found = []
+        for method in ("GET", "POST"):
+            async with served.session.request(method, f"{url}/api/v1/stop") as answer:
+                assert answer.status == 503
+                found.append(doubt in await answer.text())
+        return found
+
+    async with played(vanish) as url, gateway_of(url) as unlucky:
+        assert await texts(unlucky.url) == [False, True]
+    gateway.controller = Candidate("r0", "e2", page="http://127.0.0.1:1")  # no connection
+    assert await texts(gateway.url) == [False, False]
+
+
+async def test_a_reader_that_takes_nothing_holds_no_answer_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_page, "_PAUSE", 0.2)
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65_536)
+
+    async with played(flood) as url, gateway_of(url) as gateway:
+        host, _, port = gateway.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+        writer.write(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await until(lambda: len(gateway.page._open) == 1)
+        await until(lambda: not gateway.page._open)
+        writer.close()
+        del reader
 
 
 async def test_a_controller_without_an_address_is_named_with_the_missing_key(
