@@ -212,6 +212,8 @@ class Election:
         lease = self._lease
         if lease is None or lease.holder is None or lease.version == self._earlier:
             return True
+        if self._is_ours(lease.holder):
+            return True  # its answer was lost, and nobody else has held it since
         return now - self._unrenewed_since >= self._times.lease_duration
 
     def _is_ours(self, holder: Candidate) -> bool:

@@ -303,6 +303,18 @@ def test_a_lease_is_taken_when_it_has_stood_still() -> None:
     assert watching(14.0, lease).next_write(15.0) == Draft(ME, "7", 4, acquires=True)
 
 
+def test_a_lease_that_it_took_without_an_answer_is_its_own_at_the_next_read() -> None:
+    """Nobody else has held it since, or its version would be another."""
+    election = watching(14.0, Lease(OTHER, "7", "uid", transitions=3))
+    assert election.next_write(15.0) is not None  # accepted, and its answer is lost
+    election.read(Lease(ME, "8", "uid", transitions=4), answered=19.0)
+    assert not election.may_act(19.0)
+    assert election.next_write(19.0) == Draft(ME, "8", 5, acquires=True)
+    election.wrote(Lease(ME, "9", "uid"), sent=19.0)
+    assert election.may_act(28.9)
+    assert not election.may_act(29.0)
+
+
 def test_a_renewal_begins_the_wait_anew() -> None:
     election = watching(14.0, Lease(OTHER, "7", "uid"))
     election.read(Lease(OTHER, "8", "uid"), answered=14.5)
