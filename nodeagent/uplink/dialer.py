@@ -79,12 +79,13 @@ class TokenFile:
         if self.path is None:
             return ""
         try:
-            self._stamp = self.read_if_changed()
+            stamp = self.read_if_changed()
             token = self.path.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise DialError(f"the token {self.path} cannot be read: {error}") from error
         if not token or not token.isprintable():
             raise DialError(f"the token {self.path} is empty or holds more than a token")
+        self._stamp = stamp  # of a token that was read: a file that can't be is tried again
         return token
 
     def renewed(self) -> str:

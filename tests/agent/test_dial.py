@@ -1,6 +1,7 @@
 """TLS, client certificates and tokens, each read anew when its file changes."""
 
 import ctypes
+import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from nodeagent.config.settings import UplinkConfig
 from nodeagent.uplink import dialer
-from nodeagent.uplink.dialer import Dialer, DialError
+from nodeagent.uplink.dialer import Dialer, DialError, TokenFile
 from tests.agent.agent_process import AgentProcess
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.pki import Authority
@@ -115,6 +116,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("\n")
     with pytest.raises(DialError, match="is empty"):
         Dialer(config).metadata()
+
+
+def test_a_renewed_token_that_could_not_be_read_is_read_later(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+
+    def written(text: str, at: int) -> None:
+        file.write_text(text)
+        os.utime(file, ns=(at, at))
+
+    written("first", 1)
+    token = TokenFile(file)
+    assert token.read() == "first"
+    written("", 2)
+    with pytest.raises(DialError, match="is empty"):
+        token.renewed()
+    written("second", 2)
+    assert (token.renewed(), token.renewed()) == ("second", "")
 
 
 async def test_a_token_goes_over_tls_and_is_renewed_within_the_stream(
