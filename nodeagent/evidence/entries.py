@@ -77,9 +77,16 @@ class ComponentEntry:
         return "\x1f".join(parts).encode() + b"\n"
 
     def trim(self, now: float) -> None:
-        """Forget transitions before any policy window, except the status at its start."""
+        """Forget transitions before any policy window, except the status at its start.
+
+        And except the last that is known: what has been unknown for long may be failed.
+        """
         del self.recent[:-TRANSITIONS]
-        while len(self.recent) > 1 and self.recent[1][1] < now - WINDOW:
+        while (
+            len(self.recent) > 1
+            and self.recent[1][1] < now - WINDOW
+            and any(status is not Status.UNKNOWN for status, _ in self.recent[1:])
+        ):
             del self.recent[0]
 
 

@@ -589,3 +589,14 @@ def test_a_failed_part_leaves_when_another_has_its_place_or_it_another_name(how:
         ("gpu-ecc", "GPU-1"),
     }
     assert Clearing("GPU-1", how) in out.clearings
+
+
+def test_what_was_failed_and_is_unknown_for_days_is_not_gone_when_its_check_leaves_it_out() -> None:
+    latch = Latch(boot_id="b", epoch="e")
+    for at, status in ((1.0, Status.OK), (2.0, Status.FAILED), (3.0, Status.UNKNOWN)):
+        latch.apply([Observation("infiniband", "mlx5_0/1", status)], at)
+    for day in range(1, 5):
+        latch.snapshot(day * 86_400.0)
+        latch.apply([], day * 86_400.0, run_of="infiniband")
+    assert latch.components[("infiniband", "mlx5_0/1")].last_known is Status.FAILED
+    assert latch.unacked.gone == []
