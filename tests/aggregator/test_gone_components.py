@@ -13,7 +13,7 @@ from aggregator.cluster.port import Phase
 from aggregator.health.model import Delta, Snapshot
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
-from nodeagent.model import Gone, Observation, Status
+from nodeagent.model import Clearing, Gone, Observation, Status
 from nodeagent.uplink import codec as telling
 from tests.support import decoded, virtual_time
 from tests.support.memory_cluster import World, phase_of
@@ -29,7 +29,8 @@ class PlayedAgent:
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self.latch = Latch(boot_id="boot-1", epoch="epoch")
+        self.boot_id = "boot-1"
+        self.latch = Latch(boot_id=self.boot_id, epoch="epoch")
 
     def observe(self, status: Status) -> None:
         reason = "full" if status is Status.FAILED else ""
@@ -58,7 +59,7 @@ class PlayedAgent:
     def _send_evidence(
         self, replica: Replica, seq: int, said: Snapshot | Delta
     ) -> Awaitable[None] | None:
-        safe = replica.agent(self.node, said)
+        safe = replica.agent(self.node, said, boot_id=self.boot_id)
         if safe is None:
             self.latch.acknowledge(seq)
             return None
@@ -141,6 +142,27 @@ async def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine
     agent.unmount()  # it failed when it went: that is no sign that it is well
     await later(7200)
     assert phase_of(world, "n1") is Phase.CORDONED
+
+
+@pytest.mark.parametrize("how", ["replaced", "named"])
+@virtual_time.in_virtual_time
+async def test_a_gpu_that_was_replaced_or_got_a_name_in_a_boot_releases_its_node(how: str) -> None:
+    world = World()
+    world.add_node("n1", boot_id="boot-1")
+    replica = Replica(world, clock=Running())
+    agent = PlayedAgent("n1")
+    missing = Observation("gpu-inventory", "GPU-old", Status.FAILED, "missing")
+    agent.latch.apply([missing], _now())
+    agent.attend(replica)
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    agent.boot_id = "boot-2"
+    agent.latch = Latch(boot_id=agent.boot_id, epoch="another")
+    well = Observation("gpu-inventory", "GPU-new", Status.OK)
+    agent.latch.apply([Clearing("GPU-old", how), well], _now())
+    agent.attend(replica)
+    await later(500)
+    assert phase_of(world, "n1") is Phase.DRAINED, "not well for long enough"
+    await soon(lambda: phase_of(world, "n1") is None)
 
 
 def test_what_is_gone_is_owed_until_its_ack_in_deltas_once_and_in_each_snapshot() -> None:
