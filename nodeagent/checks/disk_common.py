@@ -36,7 +36,7 @@ MOUNT_OPTIONS = (
         "mounts",
         Kind.TEXTS,
         (),
-        "mount points to watch besides the disks (a tmpfs, a loop device); missing ones fail",
+        "mount points to watch besides the disks (a tmpfs, a loop device); missing ones are shown",
         absolute_paths,
     ),
     Option("exclude", Kind.TEXTS, _NOT_THE_NODES, "mount points to leave out, as shell patterns"),
@@ -64,11 +64,13 @@ class Watch:
             self._read = table
         return self._watched
 
-    def missing(self, check: str, mounts: Iterable[Mount]) -> list[Observation]:
+    def missing(
+        self, check: str, mounts: Iterable[Mount], status: Status = Status.FAILED
+    ) -> list[Observation]:
         """The mounts that the configuration names and that are not there."""
         there = {mount.point for mount in mounts}
         return [
-            Observation(check, point, Status.FAILED, "not-mounted", "named in the configuration")
+            Observation(check, point, status, "not-mounted", "named in the configuration")
             for point in self._named
             if point not in there
         ]

@@ -18,7 +18,7 @@ saw before:
 Without any of them it was mounted read-only, and that is ok. A remote filesystem is degraded at
 most: no error of this node's disk makes it read-only. A filesystem that a person remounts
 read-only on purpose counts as failed until it is excluded. Reasons: ``read-only``, ``shut-down``,
-``not-mounted``, ``no-mount-table``. The component is the mount point.
+``not-mounted`` and ``no-mount-table`` (both unknown). The component is the mount point.
 """
 
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ class DiskReadonly:
         except OSError as error:
             return [no_mount_table(NAME, error)]
         report = [of_mount(mount, self._verdict(mount)) for mount in mounts]
-        report += self._watch.missing(NAME, mounts)
+        report += self._watch.missing(NAME, mounts, Status.UNKNOWN)
         return report or Off("no disk is mounted")
 
     def _verdict(self, mount: Mount) -> Observation:

@@ -2,9 +2,9 @@
 
 Reasons: ``full`` (space), ``inodes``, ``hung`` (statvfs does not return), ``io-error`` and
 ``shut-down`` (the filesystem refuses), ``stale`` (a remote server forgot the mount),
-``not-mounted`` (a mount that the configuration names), ``probe-failed`` and ``no-mount-table``
-(this check could not look: unknown). The component is the mount point; without one it is this
-check itself.
+``not-mounted`` (a mount that the configuration names; ``starting``, unknown, after a boot),
+``probe-failed`` and ``no-mount-table`` (this check could not look: unknown). The component is the
+mount point; without one it is this check itself.
 
 Defaults: 90 % is where the kubelet begins to evict for its own disk (nodefs.available below
 10 %), so it is worth a look. 97 % is well past what the kubelet can hold, and a checkpoint or a log
@@ -27,9 +27,11 @@ from nodeagent.checks.disk_common import (
     of_mount,
     without_space,
 )
+from nodeagent.checks.late_parts import LateParts
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
-from nodeagent.sources.disk_probe import DiskProbe, Result, Space
+from nodeagent.sources import Sources
+from nodeagent.sources.disk_probe import Result, Space
 from nodeagent.sources.mountinfo import Mount
 
 NAME = "disk-space"
@@ -119,10 +121,11 @@ def _size(count: int) -> str:
 class DiskSpace:
     """Remote filesystems have a child of their own: they hang together, apart from local disks."""
 
-    def __init__(self, probe: DiskProbe, watch: Watch, root: str, limits: SpaceLimits) -> None:
-        self._probe = probe
+    def __init__(self, sources: Sources, watch: Watch, limits: SpaceLimits) -> None:
+        self._probe = sources.disk
+        self._late = LateParts(sources)
         self._watch = watch
-        self._root = root.rstrip("/")
+        self._root = str(sources.machine.root).rstrip("/")
         self._limits = limits
         self._full: frozenset[str] = frozenset()
 
@@ -144,7 +147,7 @@ class DiskSpace:
         gone = sorted(self._full - {each.component for each in report})
         report += [Observation(NAME, each, Status.OK, "", "not mounted any more") for each in gone]
         self._full = frozenset(each.component for each in report if _is_full(each))
-        return report or Off("no disk is mounted")
+        return self._late.excuse(report) or Off("no disk is mounted")
 
     def _verdict(self, mount: Mount, result: Result, room: Mapping[str, int]) -> Observation:
         if not isinstance(result, Space):
@@ -161,9 +164,8 @@ SPEC = CheckSpec(
     blind_to="quotas; filesystems of containers and volumes of pods, local ones included; a "
     "tmpfs or a loop device unless named in mounts",
     build=lambda sources, options: DiskSpace(
-        sources.disk,
+        sources,
         Watch(sources.mounts, options),
-        str(sources.machine.root),
         SpaceLimits(**{name: options[name] for name in SpaceLimits.__slots__}),
     ),
     options=(

@@ -26,7 +26,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
-from nodeagent.checks.late_ports import LatePorts
+from nodeagent.checks.late_parts import LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -124,7 +124,7 @@ class Infiniband:
         self._machine = machine = sources.machine
         self._measurements = sources.measurements
         self._reader = PortReader(machine, sources.disk)
-        self._late = LatePorts(sources)
+        self._late = LateParts(sources)
         self._devices: Sequence[str] = options["devices"]
         self._exclude: Sequence[str] = options["exclude"]
         self._wanted: int = options["rate"]

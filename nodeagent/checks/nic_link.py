@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease
-from nodeagent.checks.late_ports import LatePorts
+from nodeagent.checks.late_parts import LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -64,7 +64,7 @@ def evaluate(
 class NicLink:
     def __init__(self, sources: Sources, options: Mapping[str, Any]) -> None:
         self._machine = machine = sources.machine
-        self._late = LatePorts(sources)
+        self._late = LateParts(sources)
         self._sibling_status = status_of(options["siblings"])
         self._links = PhysicalLinks(machine)
         self._kinds = PciKinds(machine)

@@ -1,6 +1,7 @@
 """The disk checks' verdicts on given observations: no disk is touched here."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from nodeagent.sources.disk_probe import (
     Written,
 )
 from nodeagent.sources.mountinfo import Mount, parse
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import built, made_up, options, sources, verdicts
 from tests.support.present import of_type
 
@@ -178,7 +180,7 @@ async def test_an_unmounted_disk_is_gone_and_a_named_one_is_missed(tmp_path: Pat
     assert set(verdicts(await check.run_check())) == {"/", "/data", "/scratch"}
     write_table(tmp_path, root)
     report = await check.run_check()
-    assert verdicts(report)["/scratch"] == (Status.FAILED, "not-mounted")
+    assert verdicts(report)["/scratch"] == (Status.UNKNOWN, "not-mounted")
     assert "/data" not in verdicts(report)
 
 
@@ -233,6 +235,18 @@ async def test_a_full_disk_that_was_unmounted_is_full_no_longer(tmp_path: Path) 
     write_table(tmp_path, root)
     assert verdicts(await check.run_check()) == {"/": full, "/scratch": (Status.OK, "")}
     assert verdicts(await check.run_check()) == {"/": full}
+
+
+async def test_a_named_mount_may_be_late_after_a_boot(tmp_path: Path) -> None:
+    machine = made_up(tmp_path, HandClock(60.0))
+    settings = options(disk_space.SPEC, mounts=("/scratch",))
+    check = built(disk_space.SPEC, sources(machine), settings)
+    check._probe = Answering()
+    write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
+    assert verdicts(await check.run_check())["/scratch"] == (Status.UNKNOWN, "starting")
+    job = built(disk_space.SPEC, replace(sources(machine), single_run=True), settings)
+    job._probe = Answering()
+    assert verdicts(await job.run_check())["/scratch"] == (Status.FAILED, "not-mounted")
 
 
 class OfZfs(Answering):
