@@ -29,9 +29,8 @@ TYPES = (
     *(TAINTED, DRAINED, BLOCKED, RELEASE_HELD, RELEASING, REPAIRED),
     *(READY, RECONCILING, STALLED),
 )
-#: These are always there; `REPAIRED` from the first attempt or hold of a repair, and each other one
-#: from the first time that it is true.
-ALWAYS = frozenset({READY, TAINTED, DRAINED})
+#: The others are always there, except `REPAIRED`, which comes with the first attempt or hold of a
+#: repair.
 _FROM_FIRST_TRUE = frozenset({RECONCILING, STALLED, BLOCKED, RELEASE_HELD, RELEASING})
 
 _MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)

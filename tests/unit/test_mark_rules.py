@@ -136,13 +136,13 @@ def test_an_annotation_that_another_has_changed_since_is_theirs() -> None:
 
 
 def test_our_own_annotation_is_no_mark_of_another_party() -> None:
-    assert OthersMarks().forbids_evictions(node(annotations={DO_NOT_DISRUPT: "true"}))
-    assert OthersMarks().forbids_evictions(marked()) == ""
+    assert OthersMarks().forbidden(node(annotations={DO_NOT_DISRUPT: "true"}))[1]
+    assert OthersMarks().forbidden(marked())[1] == ""
     theirs = marked(node(annotations={DO_NOT_DISRUPT: "true"}))
-    assert "not to be disrupted" in OthersMarks().forbids_evictions(theirs)
+    assert "not to be disrupted" in OthersMarks().forbidden(theirs)[1]
     record = {APPLIED: None}
     bare = {key: text for key, text in marked().annotations.items() if key not in record}
-    assert OthersMarks().forbids_evictions(node(annotations=bare)) == "", (
+    assert OthersMarks().forbidden(node(annotations=bare))[1] == "", (
         "our other annotation may be removed"
     )
     assert not {*KEEPING, KEPT} & undone(node(annotations=bare)).annotations.keys()

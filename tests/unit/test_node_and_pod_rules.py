@@ -183,10 +183,8 @@ def test_who_is_at_work_on_a_node_is_told_by_its_mark(changes: dict[str, Any], s
     ],
 )
 def test_karpenters_mark_forbids_evictions_alone(value: str, says: str) -> None:
-    assert (
-        OthersMarks().forbids_evictions(node(annotations={"karpenter.sh/do-not-disrupt": value}))
-        == says
-    )
+    marked_so = node(annotations={"karpenter.sh/do-not-disrupt": value})
+    assert OthersMarks().forbidden(marked_so) == ("", says)
 
 
 # -- pods that came back ---------------------------------------------------------------------------

@@ -66,12 +66,10 @@ class OthersMarks:
         """The tool at work on the node, or that wants its work left there; empty without one."""
         return self.forbidden(node)[0]
 
-    def forbids_evictions(self, node: Node) -> str:
-        """Why no pod of the node is to be evicted, although it may be cordoned; else empty."""
-        return self.forbidden(node)[1]
-
     def forbidden(self, node: Node) -> tuple[str, str]:
-        """Both: `forbids_all` and `forbids_evictions`."""
+        """`forbids_all`, and why no pod of the node is to be evicted, although it may be cordoned;
+        else empty.
+        """
         found = self._claims(node)
         if not found:
             return "", ""
