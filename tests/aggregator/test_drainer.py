@@ -555,6 +555,16 @@ async def test_without_a_hook_a_drain_goes_on_while_its_quarantine_stands(bench:
 
 
 @played_by(on_hooked)
+async def test_the_memory_of_drains_is_bounded(bench: Hooked) -> None:
+    """A node may vanish with its quarantine, which a person takes away by force."""
+    made_by_it = Drain(bench.loop).made
+    for number in range(10_001):
+        bench.node_state.node = f"n{number}"
+        made_by_it._memory(bench.node_state)
+    assert len(made_by_it._memories) == 10_000
+
+
+@played_by(on_hooked)
 async def test_the_memory_of_ends_that_can_not_be_written_is_bounded(bench: Hooked) -> None:
     """A node may vanish before its end is written."""
 

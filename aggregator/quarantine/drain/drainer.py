@@ -58,6 +58,7 @@ from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
 from aggregator.quarantine.state.race import Still, while_in_force
 from aggregator.rfc3339 import span
 from aggregator.runtime.interning import EMPTY
+from aggregator.runtime.recent import Recent
 
 #: Progress is written at most this often (seconds), except phase changes.
 STATUS_EVERY = 10.0
@@ -80,6 +81,8 @@ POLLS_A_SECOND = 3.0
 _UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
 _PLACED = "it was placed here after the drain"
 _MOST_NAMED = 3
+#: Drains that are remembered: the node of one may vanish with its quarantine.
+_MOST_DRAINS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Drainer:
         #: Seconds from a drain's begin. It is in the Quarantine from then on.
         self._deadline = self._rules.deadline
         self._off_balancers = self._rules.off_load_balancers
-        self._memories: dict[str, DrainMemory] = {}
+        self._memories: Recent[str, DrainMemory] = Recent(_MOST_DRAINS)
 
     async def run(self, node_state: NodeState, still: Still) -> None:
         """Drain until no pod remains or ``still`` returns false. Raises `ClusterError`; run it

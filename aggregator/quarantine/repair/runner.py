@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 from attrs import define, field
 
@@ -24,11 +25,14 @@ from aggregator.quarantine.repair.engine import with_end
 from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
 from aggregator.quarantine.repair.status_writer import end_is_written_later
 from aggregator.quarantine.state.node import NodeState
+from aggregator.runtime.recent import Recent
 
 #: Seconds between two polls of a node whose repair waits for something.
 POLL_EVERY = 15.0
 #: The order of an attempt that a release has left as unknown may still act.
 _MAY_ACT = (*BUSY, RepairState.UNKNOWN)
+#: Nodes of which something is remembered: one may vanish at any time.
+_MOST_KEPT = 10_000
 
 
 @define(eq=False, repr=False, slots=False)
@@ -37,10 +41,10 @@ class RepairRunner:
 
     _of: RepairContext
     #: The operations whose orders a person's release has withdrawn, by node.
-    _withdrawn: dict[str, str] = field(init=False, factory=dict)
+    _withdrawn: Recent[str, str] = field(init=False, factory=partial(Recent, _MOST_KEPT))
     #: Repairs that would be done, or were not, and were reported once: by node, the quarantine's
     #: uid and the repair.
-    _reported: dict[str, tuple[str, str]] = field(init=False, factory=dict)
+    _reported: Recent[str, tuple[str, str]] = field(init=False, factory=partial(Recent, _MOST_KEPT))
 
     # -- read by the reconcilers -----------------------------------------------------------
 
