@@ -282,6 +282,18 @@ async def test_an_object_that_is_gone_gives_its_entry_back_unless_its_end_is_to_
 
 
 @with_back
+async def test_a_replica_that_lost_its_place_reports_no_wait_for_the_record(bench: Back) -> None:
+    async def refuses(_: object) -> None:
+        raise GuardRefused("this replica may not be the controller any more")
+
+    known = await bench.marked(Phase.RELEASING)
+    bench.back._record_writer.forget_entry = refuses
+    with pytest.raises(GuardRefused):
+        await bench.back.undo(bench.node_state)
+    assert bench.now().status == known.status
+
+
+@with_back
 async def test_a_record_that_cant_be_used_holds_the_object_and_not_the_node(bench: Back) -> None:
     await bench.marked(Phase.RELEASING)
     bench.record_fails = Unreachable("no answer")

@@ -159,6 +159,8 @@ class ReleaseActions:
             await self._undo_marks(node_state, node, quarantine)
         try:
             await self.forget_entry(entry, trouble)
+        except GuardRefused:
+            raise  # the next controller completes the release
         except ClusterError:
             if quarantine.status.message != _WAITS:
                 status = replace(quarantine.status, message=_WAITS)
