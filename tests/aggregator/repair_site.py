@@ -1,7 +1,8 @@
 """A drained node, its repairer and its controller, on a cluster in memory."""
 
+import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from aggregator.cluster.port import (
     Quarantine,
@@ -67,6 +68,17 @@ class Site:
         for name in self.ill:
             self.report(name)
         return self.replica
+
+    async def stop(self) -> None:
+        """End the process, and forget it."""
+        await self.replica.stop()
+        del self.replica
+        self.world.listeners.clear()
+
+    def copy(self) -> Self:
+        """All as it is after `stop`, so that each of several ends begins there."""
+        kept = {id(one): one for one in (self.policy, self.settings)}
+        return copy.deepcopy(self, kept)
 
     def repair(self, cluster: MemoryCluster) -> RepairSettings:
         """The repairers of a process with this connection."""

@@ -18,7 +18,7 @@ from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT
 from tests.support.replica import component, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
-from tests.support.virtual_time import in_virtual_time
+from tests.support.virtual_time import in_virtual_time, loop_time
 
 PASSED = RepairAnswer(AnswerState.DONE, "passed", {"measurements": '[["m","",1.5,"GB/s"]]'})
 FAILED = RepairAnswer(AnswerState.FAILED, "threshold: fio: too slow")
@@ -312,28 +312,37 @@ async def test_two_nodes_of_a_rack_are_tested_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("after", [True, False])
-@in_virtual_time
-async def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, after: bool) -> None:
+def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, after: bool) -> None:
     """A test may be ordered twice; the node is released by a pass alone, and no limit is passed."""
-    for calls in range(1, 60):
+
+    @in_virtual_time
+    async def rebooted() -> tuple[Site, float]:
         site = site_that_tests()
         site.twice, site.kinds = True, ("reboot", "test")
         site.shop.verdicts = [GOING]
         site.start()
-        await site.settles(lambda s=site: len(s.repaired) == 2)
-        await site.replica.stop()
+        await site.settles(lambda: len(site.repaired) == 2)
+        await site.stop()
         repair = present(site.quarantine().status.repair)
         fresh = replace(repair, attempts=repair.attempts[:1])
         site.world.put_quarantine(
             replace(site.quarantine(), status=replace(site.quarantine().status, repair=fresh))
         )
         site.shop.verdicts, site.shop.orders = [PASSED], site.shop.orders[:1]
+        return site, loop_time()
+
+    begin, at = rebooted()
+
+    @in_virtual_time
+    async def dies(calls: int) -> bool:
+        await later(at - loop_time())
+        site = begin.copy()
         first = site.start(crash_at=calls, after=after)
-        await site.settles(lambda s=site, f=first: f.cluster.crashed.is_set() or s.is_released())
-        lived = not first.cluster.crashed.is_set()
+        await site.settles(lambda: first.cluster.crashed.is_set() or site.is_released())
+        died = first.cluster.crashed.is_set()
         await first.stop()
-        if lived:
-            break
+        if not died:
+            return False
         second = site.start()
         await site.settles(site.is_released)
         assert site.shop.wrong == [], calls
@@ -341,8 +350,9 @@ async def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, af
         await later(400)
         assert parse_record(site.world.record.text).repairs == {}, calls
         await second.stop()
-    else:
-        raise AssertionError("the test needs more calls than were tried")
+        return True
+
+    assert not all(dies(calls) for calls in range(1, 60))
 
 
 @pytest.mark.parametrize("lost", ["write_quarantine_status", "write_record", "read_node", "repair"])
