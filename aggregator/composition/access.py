@@ -17,7 +17,7 @@ from aggregator.access.token_review import TokenReviewAuthenticator
 from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.config.access import OidcConfig
 from aggregator.config.settings import Config
-from aggregator.ingest.identity import IdentityError
+from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.relay.auth import ReplicaAuthenticator
 from aggregator.tls.client_context import CaFileError
 from aggregator.web.access_guard import PageAccess
@@ -159,11 +159,15 @@ def page_verifier(verify: Callable[[str], Awaitable[float]]) -> VerifyReplica:
         try:
             await verify(token)
         except IdentityError as error:
+            # Not the reader's fault: its gateway gets another one soon, or can be verified soon.
+            passing = error.passing or error.refusal is Refusal.EXPIRED
             raise AccessRefused(
-                503 if error.passing else 403,
+                503 if passing else 403,
                 "invalid_replica_token",
-                f"this is no replica's token: {error}",
-                "replicas.service_account names the account of the replicas.",
+                f"the replica that passed this request on could not prove itself: {error}",
+                "Try again later, or at the controller's own pod: docs/replicas.md."
+                if passing
+                else "replicas.service_account names the account of the replicas.",
             ) from error
 
     return check

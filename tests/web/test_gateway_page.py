@@ -19,7 +19,9 @@ from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
 from aggregator.access.identity import AccessRefused
 from aggregator.access.static_tokens import StaticTokens
+from aggregator.composition.access import page_verifier
 from aggregator.events import EventKind, Transition
+from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.leader.lease import Candidate
 from aggregator.web import gateway_page
 from aggregator.web.access_guard import PageAccess
@@ -276,6 +278,22 @@ async def test_a_replica_without_its_token_says_so(served: Served, gateway: Gate
     status, text, _ = await get(served, f"{gateway.url}/api/v1/fleet")
     assert status == 503
     assert "replicas.token_file: /token can't be read" in text
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [(Refusal.EXPIRED, 503), (Refusal.KEYS_UNAVAILABLE, 503), (Refusal.OTHER_ACCOUNT, 403)],
+)
+async def test_a_replica_that_cannot_prove_itself_now_refuses_no_reader_for_good(
+    refusal: Refusal, status: int
+) -> None:
+    async def refuse(_: str) -> float:
+        raise IdentityError(refusal, "so it is")
+
+    with pytest.raises(AccessRefused, match="could not prove itself: so it is") as refused:
+        await page_verifier(refuse)("a token")
+    assert refused.value.status == status
+    assert ("Try again later" in refused.value.hint) is (status == 503)
 
 
 # -- its own ---------------------------------------------------------------------------------------
