@@ -142,13 +142,10 @@ class StreamTable:
 
     def end_deleted(self, deleted: DeletedPods) -> None:
         """Once a second: end the streams of pods that are gone."""
-        for uid in deleted.due(lambda: self._by_pod().keys()):
-            stream = self._by_pod().get(uid)
-            if stream is not None:
+        doomed = frozenset(deleted.due(lambda: {one.identity.pod_uid for one in self.streams()}))
+        for stream in self.streams() if doomed else ():
+            if stream.identity.pod_uid in doomed:
                 stream.revoke(pod_deleted(stream.identity))
-
-    def _by_pod(self) -> dict[str, Stream]:
-        return {stream.identity.pod_uid: stream for stream in self._by_node.values()}
 
     def peers(self, stream: Stream) -> tuple[str, ...]:
         """The addresses that this stream's node is to probe."""
