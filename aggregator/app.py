@@ -243,7 +243,7 @@ class _Process:
             if replica.lease is not None:
                 await replica.lease.release()
             return
-        others = bool(replica.address_among_others())
+        others = replica.has_others
         await replica.lease.release()
         if replica.service is not None:
             replica.service.close("the controller stops")

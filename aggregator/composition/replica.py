@@ -116,6 +116,12 @@ class Replica:
         gateways = self.service.gateways if self.service is not None else {}
         return self.me.address if self.gateway.relayed or gateways else ""
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there may be another replica, to which agents could go."""
+        named = self.lease.other() if self.lease is not None else None  # also while it has died
+        return named is not None or bool(self.address_among_others())
+
     def may_act(self) -> bool:
         """Whether this replica is the controller at this moment."""
         return self.lease is None or self.lease.may_act()

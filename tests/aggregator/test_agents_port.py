@@ -70,6 +70,22 @@ def takes_connections(port: int) -> bool:
     return True
 
 
+async def test_a_gateway_knows_of_others_while_the_controller_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its agents would all go in the same moment when it stops."""
+
+    async def named(_: Lone) -> Lease:
+        return Lease(Candidate("b", "b-1"), "7")
+
+    here = replica()
+    assert here.lease is not None
+    before = here.has_others
+    monkeypatch.setattr(Lone, "read", named)
+    await here.lease._turn()
+    assert (before, here.has_others, here.address_among_others()) == (False, True, "")
+
+
 async def test_a_replica_that_leaves_takes_no_agent_any_more() -> None:
     here = replica()
     await here.listener.start()
