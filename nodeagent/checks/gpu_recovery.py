@@ -23,7 +23,7 @@ _ACTIONS: dict[int, Verdict] = {
     4: (
         Status.FAILED,
         "drain-and-reset",
-        "the driver requests an end of all work, then a GPU reset",
+        "the driver requests no new work, and a GPU reset once the present work has ended",
     ),
     5: (Status.DEGRADED, "recover-imex", "the driver requests recovery of the IMEX domain"),
     6: (Status.FAILED, "bus-reset", "the driver requests a reset of the GPU's bus"),

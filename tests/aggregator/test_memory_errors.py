@@ -5,10 +5,10 @@ from itertools import permutations
 
 import pytest
 
-from aggregator.health.model import Cleared, ClearedBy, Delta, Fault
+from aggregator.health.model import Cleared, ClearedBy, Delta, Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Evaluation, Incident, evaluate
-from tests.support.replica import POLICY, fault, hello, snapshot
+from tests.support.replica import POLICY, component, fault, hello, snapshot
 
 NOW = 5_000.0
 
@@ -131,3 +131,27 @@ def test_an_error_that_returns_milder_after_a_reset_is_in_force_at_once() -> Non
     assert (item.action, item.over) == ("cordon", "")
     closed = [one for at in (300.0, 900.0, 2_000.0) for one in node.evaluate(NOW + at).closed]
     assert [one for one in closed if one.action != "observe"] == []
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "action"),
+    [
+        ("drain-and-reset", "drain-and-reset", "cordon"),
+        ("gpu-reset", "reset", "drain"),
+        ("node-reboot", "reboot", "drain"),
+    ],
+)
+def test_work_that_a_contained_error_did_not_hit_may_end(
+    verdict: str, reason: str, action: str
+) -> None:
+    """NVIDIA has "Drain and Reset" for it: no new work, and the present work is safe."""
+    node = Node()
+    recovery = component("gpu-recovery", "GPU-1", Status.FAILED, reason, since=NOW)
+    node.health.delta(Delta(components=(recovery,)))
+    found = node.evaluate(NOW, xid(94, NOW), replace(xid(154, NOW), details={"verdict": verdict}))
+    assert {one.action for one in found.incidents.values()} == {"observe", action}
+    assert node.actions == {
+        "xid:94": "observe",
+        "xid:154": action,
+        f"gpu-recovery:{reason}": action,
+    }
