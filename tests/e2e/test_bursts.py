@@ -84,25 +84,25 @@ def quarantined(plane: ControlPlane, prefix: str) -> dict[str, str]:
     }
 
 
-def test_kill_9_of_the_aggregator_in_the_middle_of_a_burst_of_150_faults_loses_none(
+def test_kill_9_of_the_aggregator_in_the_middle_of_a_burst_of_100_faults_loses_none(
     cluster_space: Space, begin: Begin
 ) -> None:
     plane, prefix = cluster_space.plane, cluster_space.node_prefix
-    nodes = cluster_space.create_nodes(150)
+    nodes = cluster_space.create_nodes(100)
     stack, simulator = begin(plane, nodes)
     simulator.inject(nodes="all", fault="xid:79")
     wait_until(lambda: len(quarantined(plane, prefix)) >= 20, what="the burst", every_s=0.01)
     stack.aggregator.kill()
     begun = tainted(plane, nodes)
-    assert len(begun) < 150, "the burst was over before the kill"
+    assert len(begun) < 100, "the burst was over before the kill"
     stack.aggregator.start().ready()
-    wait_until(lambda: len(tainted(plane, nodes)) == 150, what="all 150 taints", timeout_s=120)
+    wait_until(lambda: len(tainted(plane, nodes)) == 100, what="all 100 taints", timeout_s=120)
     stack.until(
-        lambda: list(quarantined(plane, prefix).values()).count("Drained") == 150,
-        "all 150 to be drained",
+        lambda: list(quarantined(plane, prefix).values()).count("Drained") == 100,
+        "all 100 to be drained",
         timeout_s=120,
     )
-    assert len(quarantined(plane, prefix)) == 150
+    assert len(quarantined(plane, prefix)) == 100
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def drill(cluster_space: Space, tmp_path: Path) -> Iterator[Drill]:
 
 
 def test_nothing_begins_a_second_after_a_stop_in_a_burst_on_three_replicas(drill: Drill) -> None:
-    assert begun_after_stop(drill, nodes=150) == 0
+    assert begun_after_stop(drill, nodes=60) == 0
 
 
 def test_a_record_lost_in_a_burst_brings_no_node_past_the_limit(drill: Drill) -> None:
