@@ -295,7 +295,7 @@ def test_servers_break_and_come_back_as_told(start_control_plane: StartControlPl
 def test_with_node_lifecycle_a_lost_node_is_tainted_and_others_are_not(
     start_control_plane: StartControlPlane,
 ) -> None:
-    plane = start_control_plane(node_lifecycle=True)
+    plane = start_control_plane(node_lifecycle=True, scheduler=False)
     lost, other = plane.create_nodes(2)
     lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
     plane.wait_for_object(f"{lease}/{lost}")

@@ -237,7 +237,7 @@ async def test_groups_of_a_certificate_or_proxy_have_their_rights(
 async def test_while_the_api_server_is_away_nobody_new_is_let_in(
     start_control_plane: StartControlPlane,
 ) -> None:
-    plane = start_control_plane()
+    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
     plane.apply(DEPLOY / "crd.yaml")
     plane.apply(DEPLOY / "aggregator-rbac.yaml")
     plane.apply(DEPLOY / "access.yaml")
