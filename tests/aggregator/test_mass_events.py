@@ -351,10 +351,10 @@ async def test_a_driver_that_is_rolled_out_in_waves_and_reads_wrong_quarantines_
         for at, number in sorted(wrong):
             await asyncio.sleep(at - began)
             began = at
-            fleet.level([number], "gpu-recovery", f"GPU-{number}", "gpu-reset")
+            fleet.level([number], "gpu-recovery", f"GPU-{number}", "reset")
         await asyncio.sleep(120)
     assert fleet.world.quarantines == {}
-    fleet.level([150], "gpu-recovery", "GPU-150", "gpu-reset")
+    fleet.level([150], "gpu-recovery", "GPU-150", "reset")
     fleet.break_([151])
     await asyncio.sleep(20)
     assert fleet.world.quarantines == {}, "the whole fleet cools down"
@@ -380,7 +380,7 @@ async def test_who_is_held_for_a_moment_does_not_stand_in_line_behind_all_that_a
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_rounds, "HELD_A_ROUND", 10)
-    fleet.level(range(300), "gpu-recovery", "GPU-1", "gpu-reset")
+    fleet.level(range(300), "gpu-recovery", "GPU-1", "reset")
     await asyncio.sleep(1000)  # until the fleet has cooled down; the cause goes on
     assert len(fleet.holds()) == 300
     fleet.attach("n400", version="0.2.0")
@@ -488,7 +488,7 @@ async def test_what_many_nodes_share_makes_no_cordon_a_drain(fleet: Fleet) -> No
     assert fleet.sick == ["n1", "n2"]
     pod = fleet.world.add_pod("n1", "job")
     everybody = [*range(10, 70), 1]
-    fleet.level(everybody, "gpu-recovery", "GPU-0", "gpu-reset")
+    fleet.level(everybody, "gpu-recovery", "GPU-0", "reset")
     await asyncio.sleep(300)
     assert fleet.sick == ["n1", "n2"]
     assert fleet.world.quarantines["n1"].spec.action is Action.CORDON
