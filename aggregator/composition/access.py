@@ -165,7 +165,7 @@ def page_verifier(verify: Callable[[str], Awaitable[float]]) -> VerifyReplica:
                 503 if passing else 403,
                 "invalid_replica_token",
                 f"the replica that passed this request on could not prove itself: {error}",
-                "Try again later, or at the controller's own pod: docs/replicas.md."
+                "Try again later, or at the controller's own address: docs/replicas.md."
                 if passing
                 else "replicas.service_account names the account of the replicas.",
             ) from error
