@@ -6,6 +6,7 @@ until it is killed; stopped by SIGSTOP it is a server that is away. Protocol: li
 
 import ctypes
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +22,11 @@ class Filer(NamedTuple):
 
     point: Path
     server: "subprocess.Popen[str]"
+
+    def stop(self) -> None:
+        """Returns when it is stopped: the kernel never gives up a request that it still took."""
+        self.server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.server.pid, os.WSTOPPED)
 
 
 def mount(point: str, file: int) -> None:

@@ -441,9 +441,8 @@ def test_a_socket_that_nobody_listens_on_is_no_agent(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_configuration_that_hangs_ends_with_the_timeout(filer: Filer) -> None:
-    point, server = filer
-    server.send_signal(signal.SIGSTOP)
-    config = point / "agent.toml"
+    filer.stop()
+    config = filer.point / "agent.toml"
     done = agent("check", "--config", config, "--timeout", "1s", "-o", "json")
     assert done.json["results"][0]["reason"] == "hung"
     assert done.code == 0
@@ -573,9 +572,9 @@ def test_a_defect_of_ours_does_not_drain_the_node(arguments: tuple[str, ...], co
 
 @pytest.mark.root
 def test_a_look_that_takes_too_long_does_not_drain_the_node(filer: Filer) -> None:
-    point, server = filer
-    server.send_signal(signal.SIGSTOP)
-    done = agent("check", "--config", point / "agent.toml", "--timeout", "1s", "--slurm")
+    filer.stop()
+    config = filer.point / "agent.toml"
+    done = agent("check", "--config", config, "--timeout", "1s", "--slurm")
     assert (done.code, done.err) == (0, "")
     assert done.out == "sickbay: unknown: agent: no result came within 1 s\n"
 

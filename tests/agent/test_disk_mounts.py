@@ -84,7 +84,7 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
     space = built(disk_space.SPEC, disks, options(disk_space.SPEC))
     assert verdicts(await check.run_check())[name] == OK
     assert verdicts(await space.run_check())[name] == OK
-    server.send_signal(signal.SIGSTOP)
+    filer.stop()
     # Both checks at once: they share the one question that is outstanding.
     mine, its = await asyncio.gather(check.run_check(), space.run_check())
     assert verdicts(mine)[name] == (Status.DEGRADED, "hung")
