@@ -123,9 +123,16 @@ class NodeActions(NodeReports):
         old. Requests that undo or report take none.
         """
 
+        uid = ""
+
         def released() -> str:
+            nonlocal uid
             known = node_state.quarantine
-            ends = known is not None and (known.deleting or known.status.phase is Phase.RELEASING)
+            if known is None or uid not in ("", known.uid):
+                # The release may have ended between two calls.
+                return f"the quarantine of {node_state.node} is gone" if uid else ""
+            uid = known.uid
+            ends = known.deleting or known.status.phase is Phase.RELEASING
             return f"{node_state.node} is being released" if ends else ""
 
         def why_not() -> str:
