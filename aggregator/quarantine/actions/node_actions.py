@@ -122,7 +122,6 @@ class NodeActions(NodeReports):
         own. ``against`` is the act's own check. ``fresh``: a read that is repeated where it is too
         old. Requests that undo or report take none.
         """
-
         uid = ""
 
         def released() -> str:
