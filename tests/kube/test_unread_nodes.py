@@ -278,7 +278,6 @@ async def test_the_aggregator_marks_a_node_that_another_client_patches_all_the_t
         and not entry["objectRef"].get("subresource")
         and entry["objectRef"].get("name") == node
     ]
-    assert 200 in attempts[:10]
     if key == "annotations":
         assert attempts[0] == 200
     stored = cluster_space.plane.node(node)
