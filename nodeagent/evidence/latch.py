@@ -172,14 +172,11 @@ class Latch:
 
         An empty component is every one.
         """
-        of = frozenset(components)
-        faults = {fault.code for fault in self.faults.values() if of & {"", fault.component}}
-        absent = {
-            entry.check
-            for entry in self.components.values()
-            if entry.absent and of & {"", entry.component}
-        }
-        return sorted(faults | absent)
+        codes: set[str] = set()
+        for component in components:
+            faults, absent = self._clearable(component, "")
+            codes |= {fault.code for fault in faults} | {entry.check for entry in absent}
+        return sorted(codes)
 
     def clear_by_operator(self, *, component: str, code: str) -> int:
         """Remove a fault that a person reports as over; returns the number of entries removed.
@@ -187,21 +184,27 @@ class Latch:
         An empty ``component`` is every one of the code, an empty ``code`` every one of the
         component. Failed components that their check no longer names leave too.
         """
+        faults, absent = self._clearable(component, code)
+        for fault in faults:
+            self._end(fault, "operator")
+        for entry in absent:
+            self._drop_component(entry)
+        return len(faults) + len(absent)
+
+    def _clearable(
+        self, component: str, code: str
+    ) -> tuple[list[FaultEntry], list[ComponentEntry]]:
         faults = [
             fault
             for fault in self.faults.values()
             if component in ("", fault.component) and code in ("", fault.code)
         ]
-        for fault in faults:
-            self._end(fault, "operator")
         absent = [
             entry
             for entry in self.components.values()
             if entry.absent and component in ("", entry.component) and code in ("", entry.check)
         ]
-        for entry in absent:
-            self._drop_component(entry)
-        return len(faults) + len(absent)
+        return faults, absent
 
     def expire(self, now: float) -> bool:
         """End the entries that end by time: EXPIRY faults a day after their last occurrence."""
