@@ -324,17 +324,21 @@ async def test_a_look_at_the_drains_forgets_no_reboot_that_is_ordered_meanwhile(
     await controller.cluster.close()
 
 
+class RebootRequested(FakeSlurm):
+    """A reboot that is ordered has not begun, and can be cancelled."""
+
+    async def reboot(self, node: str, *, guard: Guard) -> None:
+        await guard()
+        one = self.nodes[node]
+        self.nodes[node] = replace(one, flags=one.flags | {"REBOOT_REQUESTED"})
+
+
 async def test_anothers_drain_in_the_moment_of_a_reboots_cancellation_stays_theirs(
     tmp_path: Path,
 ) -> None:
     """Slurm 22.05 takes our drain back with the reboot; an administrator drains the node then."""
 
-    class Cancelled(FakeSlurm):
-        async def reboot(self, node: str, *, guard: Guard) -> None:
-            await guard()
-            one = self.nodes[node]
-            self.nodes[node] = replace(one, flags=one.flags | {"REBOOT_REQUESTED"})
-
+    class Cancelled(RebootRequested):
         async def cancel_reboot(self, node: str) -> None:
             self._clear(node)
             self._write(node, "fan 3 dead RMA 123", "admin", drain=True)
@@ -359,12 +363,7 @@ async def test_no_read_shows_the_moment_without_a_drain_of_a_reboots_cancellatio
     """It would be a person's RESUME, which releases the node. Slurm 22.05 takes the drain back."""
     reads: list[object] = []
 
-    class Cancelled(FakeSlurm):
-        async def reboot(self, node: str, *, guard: Guard) -> None:
-            await guard()
-            one = self.nodes[node]
-            self.nodes[node] = replace(one, flags=one.flags | {"REBOOT_REQUESTED"})
-
+    class Cancelled(RebootRequested):
         async def cancel_reboot(self, node: str) -> None:
             self._clear(node)
             with pytest.raises(Unreachable):
@@ -536,12 +535,7 @@ async def test_a_reboots_cancellation_drains_no_node_again_that_was_released_mea
 ) -> None:
     """Slurm 22.05 takes our drain back with the reboot."""
 
-    class Cancelled(FakeSlurm):
-        async def reboot(self, node: str, *, guard: Guard) -> None:
-            await guard()
-            one = self.nodes[node]
-            self.nodes[node] = replace(one, flags=one.flags | {"REBOOT_REQUESTED"})
-
+    class Cancelled(RebootRequested):
         async def cancel_reboot(self, node: str) -> None:
             self._clear(node)
             if undone:  # by the next controller
