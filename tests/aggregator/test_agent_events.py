@@ -324,7 +324,7 @@ async def test_a_refused_stream_is_shown(bench: Bench) -> None:
 async def test_silence_is_reported_once_with_its_reason(bench: Bench) -> None:
     node_state, silence = bench.node_state, bench.made.note_silence
     silence(node_state, 1e9)
-    assert bench.reported == [], "it was never heard"
+    assert bench.reported == [], "no agent has reported its state"
     bench.connect()
     now = bench.loop.time()
     silence(node_state, now + SILENT_AFTER - 0.1)

@@ -304,7 +304,7 @@ def test_a_lease_is_taken_when_it_has_stood_still() -> None:
 
 
 def test_a_lease_that_it_took_without_an_answer_is_its_own_at_the_next_read() -> None:
-    """Nobody else has held it since, or its version would be another."""
+    """No other replica has held it since: the Lease would have a later version."""
     election = watching(14.0, Lease(OTHER, "7", "uid", transitions=3))
     assert election.next_write(15.0) is not None  # accepted, and its answer is lost
     election.read(Lease(ME, "8", "uid", transitions=4), answered=19.0)

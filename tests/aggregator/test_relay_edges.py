@@ -94,17 +94,17 @@ async def test_a_hello_that_no_relay_could_carry_ends_its_own_call_alone(tmp_pat
 
 
 def test_a_hello_with_all_that_the_contract_allows_is_shorter_than_any_may_be() -> None:
-    told = hello("n" * 253)
+    longest = hello("n" * 253)
     for number in range(limits.MAX_CHECKS):
-        told.hello.checks.add(
+        longest.hello.checks.add(
             name=f"{number:03}" + "x" * (limits.MAX_NAME - 3),
             interval_ms=limits.MAX_AGE_MS,
             off_because="x" * limits.MAX_TEXT,
         )
     for number in range(limits.MAX_TRAITS):
-        told.hello.traits[f"{number:03}" + "x" * (limits.MAX_NAME - 3)] = "x" * limits.MAX_TEXT
-    told.hello.test_profiles.extend(["x" * limits.MAX_NAME] * limits.MAX_TEST_PROFILES)
-    assert MOST_HELLO / 2 < told.ByteSize() < MOST_HELLO * 0.7
+        longest.hello.traits[f"{number:03}" + "x" * (limits.MAX_NAME - 3)] = "x" * limits.MAX_TEXT
+    longest.hello.test_profiles.extend(["x" * limits.MAX_NAME] * limits.MAX_TEST_PROFILES)
+    assert MOST_HELLO / 2 < longest.ByteSize() < MOST_HELLO * 0.7
 
 
 async def test_a_late_opening_does_not_supersede_a_newer_stream_of_the_agent(
