@@ -12,7 +12,9 @@ import random
 import secrets
 import signal
 import socket
+import ssl
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, cast
 
@@ -24,18 +26,19 @@ from aggregator.composition.access import build_access
 from aggregator.composition.certificates import prepare_certificates
 from aggregator.composition.identity import local_candidate
 from aggregator.composition.replica import LEAVE_WITHIN, Replica
-from aggregator.composition.tasks import spawn
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
 from aggregator.config.shared_store import build_store
 from aggregator.ingest.from_config import open_keys
 from aggregator.ingest.jwks import JwksCache
+from aggregator.leader.holder import LeaseHolder
 from aggregator.policy.defaults import lint_file, read_policy
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.tasks import once, run_until_first_exit
 from aggregator.tls.client_context import FollowedAuthorities
 from aggregator.version import VERSION
 from aggregator.web.gateway_page import GatewayPage, GatewayState
@@ -148,21 +151,39 @@ class _Process:
         )
         #: Page and API while this replica is a gateway.
         self._page: GatewayPage | None = None
+        #: The page's; None: it is not encrypted.
+        self._certificate: Certificate | None = None
 
     async def run(self, ending: AsyncExitStack) -> bool:
         """Returns whether another replica has taken the Lease."""
-        replica = self._replica
         ending.push_async_callback(self._cluster.close)
-        spawn(self._certificates.run(), "certificates", ending)
+        ending.push_async_callback(self._replica.listener.stop)
+        ending.callback(self._replica.gateway.close)
+        works = run_until_first_exit(
+            certificates=self._certificates.run(), replica=self._start(ending)
+        )
+        working = asyncio.create_task(works, name="work")
+        try:
+            await asyncio.wait({working, _stop_signal()}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+                return True
+            await self._leave()
+            return False
+        finally:
+            working.cancel()
+            await asyncio.wait({working})
+
+    async def _start(self, ending: AsyncExitStack) -> None:
+        """Listen, and do the work of this replica, until another has taken the Lease from us."""
         await self._certificates.first()
-        ending.push_async_callback(replica.listener.stop)
-        ending.callback(replica.gateway.close)
-        if replica.lease is None:
+        self._certificate = self._read_certificate()
+        lease, parts = self._replica.lease, None
+        if lease is None:
             parts = await self._be_controller(ending)
         else:
-            await self._serve_gateway_page(ending)
-            parts = None
-        await replica.listener.start()
+            await self._serve_gateway_page(lease, ending)
+        await self._replica.listener.start()
         log.info(
             "aggregator started",
             extra={
@@ -172,45 +193,36 @@ class _Process:
                 "policy": self._policy.hash,
             },
         )
-        spawn(gc_tuning.collect_when_idle(), "garbage", ending)
-        working = spawn(self._work(parts, ending), "work", ending)
-        await asyncio.wait({working, _stop_signal()}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-            return True
-        await self._leave()
-        return False
+        works = {"garbage": gc_tuning.collect_when_idle()}
+        if self._certificate is not None:
+            works["page_certificate"] = self._certificate.follow()
+        if parts is not None:
+            works |= {"serve": parts.serve(), "act": self._connected(parts.act)}
+        elif lease is not None:
+            works |= {"lease": self._connected(lease.run), "role": self._follow_lease(ending)}
+        await run_until_first_exit(**works)
 
-    async def _work(self, parts: "ControllerParts | None", ending: AsyncExitStack) -> None:
-        """Until another replica has taken the Lease from us."""
-        lease = self._replica.lease
-        # Also before the cluster can be used: a gateway that learns of no controller has to leave
-        # its agents to others.
-        work = self._replica.be_gateway(load=_controller_parts) if lease is not None else None
-        gateway = spawn(work, "gateway", ending) if work is not None else None
+    async def _connected(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do it once the cluster can be used."""
         await _connect(self._cluster, self._fleet, self._rng)
         log.info(
             "connected to the cluster",
             extra={"event": "cluster.connected", "cluster": self._cluster.words.kind},
         )
-        if lease is None or gateway is None:
-            assert parts is not None
-            await parts.run()
-            return
-        held = spawn(lease.run(), "lease", ending)
-        await asyncio.wait({held, gateway}, return_when=asyncio.FIRST_COMPLETED)
-        if held.done():
-            held.result()
-            return
-        gateway.result()
+        await work()
+
+    async def _follow_lease(self, ending: AsyncExitStack) -> None:
+        """A gateway, and the controller once the Lease is ours; for ever."""
+        # Also before the cluster can be used: a gateway that learns of no controller has to leave
+        # its agents to others.
+        await self._replica.be_gateway(load=_controller_parts)
         # A port that can't be opened, because of its certificate, keeps no controller from acting.
-        spawn(self._replica.listener.open_port(), "port", ending)
+        port = once(self._replica.listener.open_port())
+        await run_until_first_exit(port=port, controller=self._control(ending))
+
+    async def _control(self, ending: AsyncExitStack) -> None:
         parts = await self._be_controller(ending)
-        acting = spawn(parts.run(), "controller", ending)
-        await asyncio.wait({held, acting}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (held, acting):
-            if task.done():
-                task.result()
+        await run_until_first_exit(serve=parts.serve(), act=parts.act())
 
     async def _be_controller(self, ending: AsyncExitStack) -> "ControllerParts":
         make = await _controller_parts()
@@ -256,9 +268,8 @@ class _Process:
 
     # -- the page ---------------------------------------------------------------
 
-    async def _serve_gateway_page(self, ending: AsyncExitStack) -> None:
-        config, lease, replica = self._config, self._replica.lease, self._replica
-        assert lease is not None
+    async def _serve_gateway_page(self, lease: LeaseHolder, ending: AsyncExitStack) -> None:
+        config, replica = self._config, self._replica
         credentials = ReplicaCredentials(
             token_file=config.replicas.token_file, ca_file=config.replicas.ca_file
         )
@@ -291,35 +302,34 @@ class _Process:
             ),
         )
         lease.on_change(page.end_superseded)
-        certificate = self._certificate(ending)
-        await self._page.start(
-            config.listen.web, certificate.context if certificate is not None else None
-        )
+        await self._page.start(config.listen.web, self._tls_context())
         ending.push_async_callback(self._page.close)
 
     async def _serve_page(self, web: "Web", ending: AsyncExitStack) -> None:
-        certificate = self._certificate(ending)
-        address = await web.start(
-            self._config.listen.web, certificate.context if certificate is not None else None
-        )
+        address = await web.start(self._config.listen.web, self._tls_context())
         ending.push_async_callback(web.close)
         log.info(
             "the page is served",
-            extra={"event": "page.served", "address": address, "tls": certificate is not None},
+            extra={
+                "event": "page.served",
+                "address": address,
+                "tls": self._certificate is not None,
+            },
         )
 
-    def _certificate(self, ending: AsyncExitStack) -> Certificate | None:
+    def _read_certificate(self) -> Certificate | None:
         tls = self._config.listen.tls
         if tls is None:
             return None
-        certificate = Certificate(
+        return Certificate(
             tls.cert_file,
             tls.key_file,
             wall=time.time,
             client_authorities=self._config.access.client_authorities,
         )
-        spawn(certificate.follow(), "page certificate", ending)
-        return certificate
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        return self._certificate.context if self._certificate is not None else None
 
 
 async def _controller_parts() -> "type[ControllerParts]":

@@ -4,7 +4,6 @@ It is made when this replica takes the Lease, and closed before another process 
 take it again.
 """
 
-import asyncio
 import logging
 import random
 import time
@@ -28,7 +27,6 @@ from aggregator.composition.page_actions import build_actions
 from aggregator.composition.pod_waits import eviction_requests, pod_waits
 from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.composition.replica import Replica
-from aggregator.composition.tasks import repeat, spawn
 from aggregator.config.settings import Config
 from aggregator.events import EventSink, Transition
 from aggregator.history.evidence_recorder import EvidenceRecorder
@@ -56,7 +54,7 @@ from aggregator.relay.abandoned import AbandonedWatch
 from aggregator.relay.resync_pacer import ResyncPacer
 from aggregator.relay.server import ControllerRole
 from aggregator.repairers.agent_orders import AgentOrders
-from aggregator.runtime.tasks import run_until_first_exit
+from aggregator.runtime.tasks import once, repeat, run_until_first_exit
 from aggregator.version import VERSION
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import Web
@@ -234,46 +232,54 @@ class ControllerParts:
         )
 
     def start(self, ending: AsyncExitStack) -> None:
-        """All but the acts. ``ending`` closes it again."""
-        spawn(watch(self._clocks.doubt, self._fleet.doubt_clock), "clock", ending)
+        """``ending`` closes it again."""
         self._history.start()
         ending.push_async_callback(self._history.close)
         self._alerts.start()
         ending.push_async_callback(self._alerts.close)
         ending.callback(self._event_sink.flush)
-        spawn(self._lemons.run(), "lemons", ending)
-        spawn(repeat(drift.EVERY, self._drift.compare), "drift", ending)
-        if self._jobs is not None:
-            spawn(self._jobs.run(), "jobs", ending)
-        if self._requests is not None:
-            spawn(self._requests.run(), "eviction requests", ending)
-        spawn(self.streams.run(), "streams", ending)
-        spawn(self._pacer.run(), "resyncs", ending)
         self._replica.gateway.serve_locally(self.streams, self._pacer)
         ending.callback(self.streams.close)
         if self._replica.service is not None:
             self._replica.service.begin(self._role)
+            ending.callback(self._replica.service.close, "the controller stops")
+
+    def _emit(self, transition: Transition) -> None:
+        self._event_sink.record_event(transition)
+
+    async def serve(self) -> None:
+        """Serve agents, and read what needs no cluster, for ever."""
+        loops = {
+            "clock": watch(self._clocks.doubt, self._fleet.doubt_clock),
+            "lemons": self._lemons.run(),
+            "drift": repeat(drift.EVERY, self._drift.compare),
+            "streams": self.streams.run(),
+            "resyncs": self._pacer.run(),
+        }
+        if self._replica.service is not None:
             abandoned = AbandonedWatch(
                 self._replica.gateway,
                 self._replica.service,
                 may_act=self._replica.may_act,
                 now=time.monotonic,
             )
-            spawn(abandoned.run(), "abandoned", ending)
-            ending.callback(self._replica.service.close, "the controller stops")
+            loops["abandoned"] = abandoned.run()
+        await run_until_first_exit(**loops)
 
-    def _emit(self, transition: Transition) -> None:
-        self._event_sink.record_event(transition)
-
-    async def run(self) -> None:
-        """Evaluate and act, for ever."""
+    async def act(self) -> None:
+        """Evaluate and act, for ever, once the cluster can be used."""
         can, config = self._cluster.capabilities, self._config
         loops = {
             "controller": self._controller.run(),
-            "repair_rights": self._report_repair_rights(),
+            # With the others: a management cluster out of reach must not delay quarantines.
+            "repair_rights": once(report_missing_rights(self._repair)),
             "operations": repeat(EVERY, self._retention.go_round),
             "requests": repeat(operation_requests.EVERY, self._person_operations.go_round),
         }
+        if self._jobs is not None:
+            loops["jobs"] = self._jobs.run()
+        if self._requests is not None:
+            loops["eviction_requests"] = self._requests.run()
         if config.identity.kind == "token" and can.follow_agent_pods is not None:
             # Tokens of deleted pods are refused, where agents have tokens of pods.
             loops["agent_pods"] = can.follow_agent_pods(self._replica.deleted_pods)
@@ -284,13 +290,6 @@ class ControllerParts:
             # Evictions by others, to which NVLink faults of their fabric are attributed.
             loops["pod_ends"] = can.follow_pod_ends(self._controller.evictions)
         await run_until_first_exit(**loops)
-
-    async def _report_repair_rights(self) -> None:
-        """For ever, as its end would end the process. Concurrently with the others: a management
-        cluster that is out of reach must not delay quarantines.
-        """
-        await report_missing_rights(self._repair)
-        await asyncio.Event().wait()
 
 
 def _settings(config: Config, repair: RepairSettings, waits: PodWaits) -> Settings:

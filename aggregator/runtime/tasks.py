@@ -1,7 +1,7 @@
 """Several tasks that are meant to run for ever: the end of one ends them all."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 
@@ -19,3 +19,16 @@ async def run_until_first_exit(**works: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in ended:
         task.result()
+
+
+async def repeat(every: float, step: Callable[[], Awaitable[object]]) -> None:
+    """For ever, with a pause (seconds) before each."""
+    while True:
+        await asyncio.sleep(every)
+        await step()
+
+
+async def once(work: Awaitable[object]) -> None:
+    """Do it, and wait for ever: its end must not be that of the others."""
+    await work
+    await asyncio.Event().wait()

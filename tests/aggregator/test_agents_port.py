@@ -4,7 +4,7 @@ import asyncio
 import random
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.composition.replica import Replica
 from aggregator.config.settings import Config
 from aggregator.demo.ports import free_port
+from aggregator.history.lemon_detector import LemonDetector
 from aggregator.ingest import listener as listener_module
 from aggregator.ingest.listener import AgentListener
 from aggregator.ingest.os_limits import ListenError
@@ -26,6 +27,7 @@ from aggregator.leader import holder as holder_module
 from aggregator.leader.lease import Candidate, Draft, Lease
 from aggregator.relay import client as client_module
 from aggregator.relay import unserved as unserved_module
+from aggregator.runtime import gc_tuning
 from tests.support.waiting import PATIENCE, until
 
 
@@ -39,6 +41,7 @@ class Lone:
         return Lease(draft.holder, "1", "uid-1")
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Of an API server that nobody can reach.
 KUBECONFIG = """
 apiVersion: v1
@@ -96,16 +99,19 @@ async def test_a_replica_that_leaves_takes_no_agent_any_more() -> None:
         await here.listener.stop()
 
 
-@asynccontextmanager
-async def process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """A replica that can't use its cluster yet. Yields the agents' port."""
-    monkeypatch.setattr(holder_module, "UNREADABLE_FOR", 0.5)
-    for module in (client_module, unserved_module):
-        monkeypatch.setattr(module, "UNSERVED_FOR", 0.5)
-    port = free_port()
+@pytest.fixture(autouse=True)
+def no_signal_handlers() -> Iterator[None]:
+    """Those of a process, which it sets in each of its loops."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def config_in(folder: Path, port: int) -> Config:
     (folder / "token").write_text("x" * 32)
     (folder / "kubeconfig").write_text(KUBECONFIG)
-    config = Config.model_validate(
+    return Config.model_validate(
         {
             "cluster": {"kind": "kubernetes", "kubeconfig": str(folder / "kubeconfig")},
             "listen": {"grpc": f"127.0.0.1:{port}", "web": "127.0.0.1:0"},
@@ -119,7 +125,16 @@ async def process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             "alerts": {"outbox": str(folder / "outbox.db")},
         }
     )
-    running = asyncio.create_task(app.run(config))
+
+
+@asynccontextmanager
+async def process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """A replica that can't use its cluster yet. Yields the agents' port."""
+    monkeypatch.setattr(holder_module, "UNREADABLE_FOR", 0.5)
+    for module in (client_module, unserved_module):
+        monkeypatch.setattr(module, "UNSERVED_FOR", 0.5)
+    port = free_port()
+    running = asyncio.create_task(app.run(config_in(folder, port)))
     try:
         await until(lambda: takes_connections(port) or running.done())
         yield port
@@ -127,8 +142,28 @@ async def process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+@pytest.mark.parametrize(
+    ("owner", "work"), [(gc_tuning, "collect_when_idle"), (LemonDetector, "run")]
+)
+async def test_a_replica_ends_with_a_task_of_it_that_ends_unexpectedly(
+    owner: object, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a gateway, or of the controller: else its work would be left undone, and nobody knew."""
+
+    async def connect(*_: object) -> None:
+        pass
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(app, "_connect", connect)
+    monkeypatch.setattr(KubeCluster, "lease", lambda *_: Lone())
+    monkeypatch.setattr(owner, work, fail)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(RuntimeError, match="a bug"):
+            await app.run(config_in(tmp_path, free_port()))
 
 
 async def test_a_gateway_that_cannot_use_the_cluster_yet_leaves_agents_to_others(
@@ -156,7 +191,7 @@ async def test_a_port_that_cannot_be_opened_keeps_no_controller_from_acting(
 
     async def be_controller(*_: object) -> Any:
         controller.set()
-        return SimpleNamespace(run=asyncio.Event().wait)
+        return SimpleNamespace(serve=asyncio.Event().wait, act=asyncio.Event().wait)
 
     monkeypatch.setattr(app, "_connect", connect)
     monkeypatch.setattr(app._Process, "_be_controller", be_controller)
