@@ -154,16 +154,15 @@ class GpuMap:
                 switches.add(address)
         self._present = frozenset(gpus)
         self._seen |= self._present
+        drivers = {a: nvidia_driver.bound_driver(self._machine, a) for a in sorted(gpus)}
         self._given = {
-            address: driver
-            for address in sorted(gpus)
-            if (driver := nvidia_driver.passthrough_driver(self._machine, address))
+            address: held_by
+            for address, driver in drivers.items()
+            if (held_by := nvidia_driver.passthrough_driver(self._machine, address, driver))
         }
         for address in self._given:
             self._uuids.pop(address, None)  # the virtual machine's, until it comes back
-        served = frozenset(
-            a for a in gpus if nvidia_driver.bound_driver(self._machine, a) == "nvidia"
-        )
+        served = frozenset(a for a, driver in drivers.items() if driver == "nvidia")
         if served - self._served:
             self.joined_at = now
         self._served = served

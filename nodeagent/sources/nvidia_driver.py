@@ -74,14 +74,14 @@ def bound_driver(machine: HostRoots, address: str) -> str:
     return driver.rpartition("/")[2]
 
 
-def passthrough_driver(machine: HostRoots, address: str) -> str:
+def passthrough_driver(machine: HostRoots, address: str, driver: str) -> str:
     """The driver that holds the GPU at ``address`` for a virtual machine; empty if there is none.
+    ``driver``: its `bound_driver`.
 
     VFIO's drivers have many names ("nvgrace_gpu_vfio_pci"): the kernel marks their devices with a
     folder (since Linux 6.1). A device without a driver is on its way to its ``driver_override``.
     """
     folder = f"{machine.sys}/bus/pci/devices/{address}.0"  # a Path costs more than the look
-    driver = bound_driver(machine, address)
     # The kernel writes "(null)" where no driver is named.
     wanted = driver or read_small(f"{folder}/driver_override") or ""
     is_vfio = "vfio" in wanted or (bool(driver) and os.path.lexists(f"{folder}/vfio-dev"))

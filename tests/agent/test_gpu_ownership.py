@@ -6,7 +6,9 @@ import pytest
 
 from nodeagent.checks import gpu_common, gpu_inventory, gpu_pages, gpu_pcie
 from nodeagent.checks.base import Off
+from nodeagent.sources import nvidia_driver
 from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.host import HostRoots
 from tests.nvml import FakeGpus, fake_pci, gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
 
@@ -34,6 +36,22 @@ def add_virtual_functions(gpus: FakeGpus, driver: str) -> None:
         if driver:
             (gpus.sys / f"bus/pci/drivers/{driver}").mkdir(parents=True, exist_ok=True)
             (device / "driver").symlink_to(f"../../drivers/{driver}")
+
+
+async def test_the_driver_of_each_gpu_is_read_once_for_each_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, bound_driver = list[str](), nvidia_driver.bound_driver
+
+    def counted(machine: HostRoots, address: str) -> str:
+        read.append(address)
+        return bound_driver(machine, address)
+
+    monkeypatch.setattr(nvidia_driver, "bound_driver", counted)
+    async with Bench(tmp_path, TWO) as bench:
+        read.clear()
+        assert GpuMap(bench.sources.machine).present() == {pci_of(0), pci_of(1)}
+    assert read == [pci_of(0), pci_of(1)]
 
 
 @pytest.mark.parametrize("driver", ["nvidia", "", "nvidia-vgpu-vfio"])
