@@ -21,6 +21,11 @@ class Status(enum.IntEnum):
     UNKNOWN = 4
 
 
+#: The reason of an unknown result: a port or mount that may come up later after a boot. It is no
+#: fault yet, and a job that starts now would miss it.
+NOT_UP_YET = "not-up-yet"
+
+
 class ClearedBy(enum.IntEnum):
     """The event that ends a latched fault. The values are those of the wire."""
 

@@ -4,14 +4,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from nodeagent.checks.siblings import BOOT_GRACE
-from nodeagent.model import Observation, Status
+from nodeagent.model import NOT_UP_YET, Observation, Status
 from nodeagent.sources import Sources
 
 _NOT_UP = frozenset({"disabled", "inactive", "link-down", "missing", "not-mounted"})
 
 
 class LateParts:
-    """Until its first ok, or `BOOT_GRACE` seconds after a boot, a part that is not up is starting.
+    """Until its first ok, or `BOOT_GRACE` seconds after a boot, a part that is not up is
+    `NOT_UP_YET`.
 
     Not in a single run: a job that starts now needs it.
     """
@@ -31,5 +32,5 @@ class LateParts:
             self._been_up.add(part.component)
         is_late = part.status is Status.FAILED and part.reason in _NOT_UP
         if is_late and part.component not in self._been_up:
-            return replace(part, status=Status.UNKNOWN, reason="starting")
+            return replace(part, status=Status.UNKNOWN, reason=NOT_UP_YET)
         return part

@@ -1,8 +1,9 @@
 """Whether a job may start on this node now, from the latch alone. Pure.
 
 A launcher or a prolog requests it before each start, so the answer costs microseconds: no check
-runs for it. Only failed evidence counts against the node, as in `sickbay-agent check`; unknown
-evidence does not, and other GPUs than the job's do not.
+runs for it. Failed evidence counts against the node, as in `sickbay-agent check`, and so does a
+port or mount that is not up yet after a boot. Other unknown evidence does not, nor do other GPUs
+than the job's.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,8 +11,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.dataclass import dataclass
-from nodeagent.local.findings import Latched, from_latch
-from nodeagent.model import Status
+from nodeagent.local.findings import Latched, Result, from_latch
+from nodeagent.model import NOT_UP_YET, Status
 
 if TYPE_CHECKING:
     from nodeagent.evidence.latch import Latch
@@ -81,12 +82,16 @@ def readiness(
             one.message,
         )
         for one in findings.ranked()
-        if one.status is Status.FAILED and one.component not in without
+        if (one.status is Status.FAILED or _is_awaited(one)) and one.component not in without
     ]
     if released_for > 0:
         text = f"the GPU driver is released for {released_for:.0f} s more"
         failed.insert(0, Against("agent", "", RELEASED, text))
     return Readiness(node, bool(latch.components), tuple(failed[:MOST_NAMED]), len(failed))
+
+
+def _is_awaited(one: Latched | Result) -> bool:
+    return isinstance(one, Result) and one.reason == NOT_UP_YET
 
 
 class UnknownGpu(ValueError):

@@ -243,7 +243,7 @@ async def test_a_named_mount_may_be_late_after_a_boot(tmp_path: Path) -> None:
     check = built(disk_space.SPEC, sources(machine), settings)
     check._probe = Answering()
     write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
-    assert verdicts(await check.run_check())["/scratch"] == (Status.UNKNOWN, "starting")
+    assert verdicts(await check.run_check())["/scratch"] == (Status.UNKNOWN, "not-up-yet")
     job = built(disk_space.SPEC, replace(sources(machine), single_run=True), settings)
     job._probe = Answering()
     assert verdicts(await job.run_check())["/scratch"] == (Status.FAILED, "not-mounted")

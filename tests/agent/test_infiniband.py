@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from nodeagent.checks import infiniband
 from nodeagent.checks.base import Off
+from nodeagent.evidence.latch import Latch
+from nodeagent.local.ready import readiness
 from nodeagent.model import Status
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
 from nodeagent.sources.host import HostRoots
@@ -280,8 +282,12 @@ async def test_a_port_may_train_for_long_after_a_boot(tmp_path: Path) -> None:
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     write_counters(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
     check = built_here(machine, devices=("mlx5_0", "mlx5_9"))
-    late = (Status.UNKNOWN, "starting")
-    assert verdicts(await check.run_check()) == {"mlx5_0/1": late, "mlx5_9": late}
+    late = (Status.UNKNOWN, "not-up-yet")
+    report, latch = await check.run_check(), Latch(boot_id="boot-a", epoch="e")
+    assert verdicts(report) == {"mlx5_0/1": late, "mlx5_9": late}
+    latch.apply([*observations(report).values()], clock.now)
+    found = readiness(latch, node="node-a", now=clock.now, without={"mlx5_9"})
+    assert [(one.component, one.code) for one in found.against] == [("mlx5_0/1", "not-up-yet")]
     write_counters(port, state="4: ACTIVE", phys_state="5: LinkUp")
     assert verdicts(await check.run_check())["mlx5_0/1"] == (Status.OK, "")
     write_counters(port, state="1: DOWN", phys_state="2: Polling", link_downed="2")

@@ -235,7 +235,7 @@ async def test_a_named_port_may_be_late_after_a_boot(tmp_path: Path) -> None:
     names = options(nic_link.SPEC, interfaces=("eth0", "eth7"))
     check = built(nic_link.SPEC, sources(machine), names)
     port = nic(machine.sys, "eth0", operstate="down", carrier_up_count=0)
-    late = (Status.UNKNOWN, "starting")
+    late = (Status.UNKNOWN, "not-up-yet")
     assert verdicts(await check.run_check()) == {"eth0": late, "eth7": late}
     job = built(nic_link.SPEC, replace(sources(machine), single_run=True), names)
     assert verdicts(await job.run_check())["eth7"] == (Status.FAILED, "missing")
