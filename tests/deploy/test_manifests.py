@@ -282,6 +282,8 @@ def test_replicas_find_and_believe_each_other_however_many_there_are() -> None:
     token = source["serviceAccountToken"]
     assert (token["audience"], token["path"]) == (AUDIENCE, replicas.token_file.name)
     assert token["audience"] != aggregator_config.Config().identity.audience
+    # The kubelet renews it after 80 % of its time: an outage of the API server may be that long.
+    assert token["expirationSeconds"] == 86400
     assert replicas.service_account == f"{NAMESPACE}:{spec['serviceAccountName']}"
 
 
