@@ -881,9 +881,12 @@ class WatchLost:
 
 @dataclass(frozen=True, slots=True)
 class WatchSynced:
-    """The view is complete again: every existing object was reported again before this."""
+    """The view is complete again: every existing object was reported again before this.
 
-    quarantined_nodes: frozenset[str]
+    A node in quarantine that is none of the ``unschedulable`` was uncordoned meanwhile.
+    """
+
+    unschedulable: frozenset[str]
 
 
 ClusterEvent = (

@@ -46,7 +46,6 @@ from aggregator.cluster.port import (
     NodeSeen,
     NodeUncordoned,
     Operation,
-    Phase,
     Quarantine,
     QuarantineGone,
     QuarantineSeen,
@@ -65,8 +64,6 @@ from aggregator.runtime.tasks import run_until_first_exit
 _BACKOFF = Backoff(first=0.5, most=5.0)
 #: A view that held for this long was no failed try: backoff begins anew.
 _HELD_S = 10.0
-#: Phases in which the node is unschedulable by our hand.
-_CORDONED = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.DRAINED})
 
 #: Objects decoded before the event loop runs other tasks; about a millisecond.
 _SLICE = 100
@@ -144,12 +141,8 @@ class ClusterInformer:
         await self._report_missing({one.node: one.uid for one in quarantines}, before, emit)
         for one in quarantines:
             self._report_quarantine(one, emit)
-        nodes = await self._list_nodes(emit)
-        cordoned = {one.node for one in quarantines if one.status.phase in _CORDONED}
-        for node in sorted((self._unschedulable | cordoned) - nodes):
-            emit(NodeUncordoned(node))
-        self._unschedulable = nodes
-        emit(WatchSynced(frozenset(self._known)))
+        self._unschedulable = await self._list_nodes(emit)
+        emit(WatchSynced(frozenset(self._unschedulable)))
 
     async def _list_operations(self) -> list[Operation]:
         operations = []
