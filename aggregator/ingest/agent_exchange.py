@@ -27,7 +27,8 @@ from aggregator.ingest.identity import (
 )
 from aggregator.ingest.rate_limit import PER_STREAM, NodeBudget
 from aggregator.ingest.send_queue import SendQueue
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stats import IngestStats
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 
 from aggregator.cluster.agent_pods import PodEvent, PodGone, PodSeen, PodsListed
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 from aggregator.runtime.recent import Recent
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class DeletedPods:
         #: Their tokens are refused, the latest last.
         self._gone: Recent[str, None] = Recent(MOST_KEPT)
         self._ended_at: deque[float] = deque()
-        self._logged_at = float("-inf")
+        self._sparingly = RateLimitedLog(_LOG_EVERY)
 
     def is_gone(self, uid: str) -> bool:
         """Whether tokens of this pod are refused."""
@@ -129,7 +130,7 @@ class DeletedPods:
         self._gone[uid] = None
 
     def _complain(self, what: str, count: int) -> None:
-        if self._now() - self._logged_at >= _LOG_EVERY:
-            self._logged_at = self._now()
+        fields = self._sparingly("pods", self._now())
+        if fields is not None:
             text = f"{what}: no stream ends for it, and no token is refused"
-            log.error(text, extra={"pods": count})
+            log.error(text, extra={"pods": count, **fields})

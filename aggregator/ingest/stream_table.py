@@ -12,8 +12,9 @@ from aggregator.ingest.duplicate_agents import DuplicateAgentDetector
 from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.probe_assignment import ProbeRings, address_of
 from aggregator.ingest.rate_limit import budgets
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Stream, StreamConfig
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 

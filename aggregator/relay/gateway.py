@@ -19,11 +19,12 @@ from aggregator.ingest.close_reason import CloseReason, StreamClosed
 from aggregator.ingest.from_config import caller_of
 from aggregator.ingest.identity import Authenticator
 from aggregator.ingest.rate_limit import budgets
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Stream
 from aggregator.relay.agent_call import AgentCall, GatewayRules
 from aggregator.relay.gateway_link import GatewayLink
 from aggregator.relay.resync_pacer import ResyncPacer
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc
 

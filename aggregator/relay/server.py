@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError
 from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.close_reason import CloseReason, StreamClosed, refused
 from aggregator.ingest.identity import AUTHORIZATION, Caller, IdentityError
-from aggregator.ingest.stats import RateLimitedLog
 from aggregator.ingest.stream import Stream
 from aggregator.relay.auth import ReplicaAuthenticator
 from aggregator.relay.frame_queue import FrameQueue
@@ -34,6 +33,7 @@ from aggregator.relay.protocol import (
 )
 from aggregator.relay.relayed_context import RelayedContext, RelayOverflow
 from aggregator.relay.resync_pacer import ResyncPacer
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 from aggregator.runtime.tasks import run_until_first_exit
 from sickbay.v1 import relay_pb2 as pb
 from sickbay.v1 import relay_pb2_grpc

@@ -15,6 +15,7 @@ from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.access.oidc_log_in import OidcLogIn
 from aggregator.access.oidc_provider import ProviderAway
 from aggregator.cluster.words import KUBERNETES, ClusterWords
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 from aggregator.web.forwarded_client import VerifyReplica, accept, address_of, certificate_of
 from aggregator.web.same_origin import ACTION_HEADER, foreign_because
 
@@ -24,8 +25,6 @@ _OPEN = frozenset(
     {"/healthz", "/readyz", "/login", "/logout", "/login/oidc", "/login/oidc/callback"}
 )
 _IDENTITY: web.RequestKey[UserIdentity] = web.RequestKey("sickbay.identity", UserIdentity)
-#: Seconds between two log lines of one reason: clients may try without end.
-_LOG_EVERY = 10.0
 _READING = frozenset({"GET", "HEAD"})
 
 
@@ -59,7 +58,7 @@ class AccessGuard:
             self._session = session_name(secure=access.oidc.page.startswith("https:"))
         self._now = now
         self._words = words
-        self._logged: dict[str, tuple[float, int]] = {}
+        self._sparingly = RateLimitedLog()
 
     async def admit(self, request: web.Request) -> None:
         """Return for a request that may be answered. Raises AccessRefused."""
@@ -152,13 +151,10 @@ class AccessGuard:
         response.del_cookie(self._session, path="/", secure=oidc.page.startswith("https:"))
 
     def note(self, request: web.Request, refused: AccessRefused) -> None:
-        """Log it, at most once in a while for each reason."""
-        at, left_out = self._logged.get(refused.reason, (float("-inf"), 0))
-        now = self._now()
-        if now - at < _LOG_EVERY:
-            self._logged[refused.reason] = (at, left_out + 1)
+        """Log it, at most once in a while for each reason: clients may try without end."""
+        fields = self._sparingly(refused.reason, self._now())
+        if fields is None:
             return
-        self._logged[refused.reason] = (now, 0)
         log.warning(
             "a request was refused",
             extra={
@@ -167,7 +163,7 @@ class AccessGuard:
                 "error": refused.error,
                 "path": request.path[:200],
                 "address": address_of(request),
-                "left_out": left_out,
+                **fields,
             },
         )
 

@@ -15,11 +15,12 @@ from aggregator.health.model import Component, Hello, Snapshot, Status
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.duplicate_agents import CALM, RETURNS
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
-from aggregator.ingest.stats import MOST_LOGGED, IngestStats, RateLimitedLog
+from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import LINGER, StreamTable
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER
 from aggregator.quarantine.reconcile.rounds import REFRESH
+from aggregator.runtime.rate_limited_log import MOST_LOGGED, RateLimitedLog
 from tests.support import evidence as said
 from tests.support import virtual_time
 from tests.support.agent_calls import Call
@@ -220,7 +221,7 @@ def test_what_is_said_sparingly_is_remembered_of_the_latest_only() -> None:
     assert len(sparingly._logged) == MOST_LOGGED
     last = f"held back: n{3 * MOST_LOGGED - 1}"
     assert sparingly(last, 1.0) is None
-    assert sparingly(last, 20.0) == {"unsaid": 1}
+    assert sparingly(last, 20.0) == {"left_out": 1}
 
 
 @pytest.fixture(autouse=True)

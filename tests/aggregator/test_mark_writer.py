@@ -99,7 +99,7 @@ async def test_a_storm_of_refusals_is_one_line_with_their_number(
     await mark(1000)
     time = 601.0
     await mark(2)
-    assert [getattr(one, "count", 0) for one in caplog.records] == [1, 1000]
+    assert [getattr(one, "left_out", 0) for one in caplog.records] == [0, 999]
 
 
 @pytest.mark.parametrize(

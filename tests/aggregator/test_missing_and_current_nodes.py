@@ -9,12 +9,13 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, Unreachable
-from aggregator.quarantine.reconcile import current_nodes, missing_nodes
+from aggregator.quarantine.reconcile import missing_nodes
 from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime import recent
 from tests.support.present import of_type
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time
 
@@ -243,7 +244,7 @@ async def test_an_answer_is_kept_for_its_time(
 async def test_the_oldest_answer_is_dropped_where_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(current_nodes, "MOST_KEPT", 2)
+    monkeypatch.setattr(recent, "MOST", 2)
     bench = Current()
     for node in ("a", "b"):
         await bench.made.is_current(node, "u")

@@ -23,13 +23,13 @@ from aggregator.quarantine.decide.admission_record import (
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.reservation import LINGERS
 from aggregator.quarantine.reconcile.rounds import ROUNDS
-from aggregator.quarantine.repair import engine
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
     RepairOrder,
     RepairSettings,
 )
+from aggregator.runtime import recent
 from tests.aggregator.repair_site import ILL, Site, reported_ends
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.present import present
@@ -143,7 +143,7 @@ async def test_the_memory_of_orders_whose_operations_are_gone_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node that vanishes with its operation reports no end."""
-    monkeypatch.setattr(engine, "_MOST_KEPT", 2)
+    monkeypatch.setattr(recent, "MOST", 2)
     names = [f"n{number}" for number in range(4)]
     site = Site(*names)
     site.rules, site.shop.boots = {"concurrent": 4, "concurrent_percent": 100}, False

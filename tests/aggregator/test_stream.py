@@ -409,7 +409,7 @@ async def test_conflicts_that_go_on_are_said_once_a_minute_with_how_often(
     def said() -> list[int]:
         found = [one for one in caplog.records if one.message == "two live agents claim one node"]
         assert {one.__dict__["node"] for one in found} <= {"node-1"}
-        return [one.__dict__.get("unsaid", 0) for one in found]
+        return [one.__dict__.get("left_out", 0) for one in found]
 
     for number in range(12):
         async with plain.agent(instance="ab"[number % 2]) as agent:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aggregator.ingest.duplicate_agents import ALIVE, CALM, MAX_INSTANCES, DuplicateAgentDetector
 from aggregator.ingest.rate_limit import BURST, BYTES_PER_MESSAGE, RATE, NodeBudget
 from aggregator.ingest.send_queue import Acks
-from aggregator.ingest.stats import RateLimitedLog
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 
 
 class Heard:
@@ -156,5 +156,5 @@ def test_the_same_trouble_is_said_now_and_then_with_how_often_it_was_not() -> No
     assert say("bad_token", 1.0) is None
     assert say("expired", 1.0) == {}
     assert say("bad_token", 9.0) is None
-    assert say("bad_token", 10.0) == {"unsaid": 2}
+    assert say("bad_token", 10.0) == {"left_out": 2}
     assert say("bad_token", 20.0) == {}

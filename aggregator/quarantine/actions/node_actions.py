@@ -6,7 +6,6 @@ more: none of them may fail for an annotation.
 """
 
 import logging
-import math
 from collections.abc import Mapping
 
 from attrs import define
@@ -40,6 +39,7 @@ from aggregator.quarantine.decide.node_marks import without_notices
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodePools
 from aggregator.quarantine.state.stage_times import StageTimes
+from aggregator.runtime.rate_limited_log import RateLimitedLog
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -103,8 +103,8 @@ class NodeActions(NodeReports):
         #: The guard of what undoes: its version may be of a read after another one's acts.
         self.place = Guard(self._switch.check_place)
         self.announcer = announcer
-        #: Patches that went without annotations since that was logged, and when (monotonic).
-        self._without_notices, self._logged_at = 0, -math.inf
+        #: A storm has thousands of refusals, all for the same reason.
+        self._refusals = RateLimitedLog(_REFUSALS_EVERY)
 
     def guard(
         self,
@@ -210,21 +210,15 @@ class NodeActions(NodeReports):
             if plain is None:
                 raise
             patched = await self.cluster.patch_node(node, plain, guard=guard)
-            self._note_refusal(node, error)
+            fields = self._refusals("annotations", self.clocks.now())
+            if fields is not None:
+                log.warning(
+                    "admission refuses annotations for other tools: nodes are marked and released"
+                    " without them (apply deploy/kubernetes/admission-policies.yaml, and name"
+                    " marks.reason_annotation in its ownNotices)",
+                    extra={"node": node.name, "error": str(error), **fields},
+                )
             return patched
-
-    def _note_refusal(self, node: Node, error: ClusterError) -> None:
-        """Log them with their number: a storm has thousands, all for the same reason."""
-        self._without_notices += 1
-        if self.clocks.now() - self._logged_at < _REFUSALS_EVERY:
-            return
-        log.warning(
-            "admission refuses annotations for other tools: nodes are marked and released"
-            " without them (apply deploy/kubernetes/admission-policies.yaml, and name"
-            " marks.reason_annotation in its ownNotices)",
-            extra={"node": node.name, "error": str(error), "count": self._without_notices},
-        )
-        self._without_notices, self._logged_at = 0, self.clocks.now()
 
     async def write_status(
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus

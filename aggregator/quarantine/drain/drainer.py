@@ -81,8 +81,6 @@ POLLS_A_SECOND = 3.0
 _UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
 _PLACED = "it was placed here after the drain"
 _MOST_NAMED = 3
-#: Drains that are remembered: the node of one may vanish with its quarantine.
-_MOST_DRAINS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class Drainer:
         #: Seconds from a drain's begin. It is in the Quarantine from then on.
         self._deadline = self._rules.deadline
         self._off_balancers = self._rules.off_load_balancers
-        self._memories: Recent[str, DrainMemory] = Recent(_MOST_DRAINS)
+        self._memories: Recent[str, DrainMemory] = Recent()
 
     async def run(self, node_state: NodeState, still: Still) -> None:
         """Drain until no pod remains or ``still`` returns false. Raises `ClusterError`; run it

@@ -27,7 +27,6 @@ log = logging.getLogger("sickbay.quarantine")
 RELEASE_SOON = 1.0
 #: An agent may report a loss with each message: one of each source in this time (seconds).
 LOSSES_EVERY = 60.0
-_MOST_LOSSES = 10_000
 
 
 class AgentLine(Protocol):
@@ -55,7 +54,7 @@ class AgentEventHandler:
         self._network_tracker = self._trackers.network
         self._measurements = self._trackers.measurements
         #: When a loss was last reported (monotonic), by node and source.
-        self._losses: Recent[tuple[str, str], float] = Recent(_MOST_LOSSES)
+        self._losses: Recent[tuple[str, str], float] = Recent()
         self._lines: dict[str, AgentLine] = {}
         self._hellos: dict[str, Hello] = {}
         #: Nodes that two agents claim, or did: their evidence since then was not recorded.

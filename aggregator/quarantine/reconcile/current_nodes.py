@@ -20,8 +20,6 @@ log = logging.getLogger("sickbay.quarantine")
 #: An answer is kept for this long (seconds). A UID that is gone does not come back, so "no" is kept
 #: for longest; a failed read is soon tried again.
 KEPT = {False: 60.0, True: 10.0, None: 2.0}
-#: Answers kept at most. Each is for a name and a UID that a valid token has proved.
-MOST_KEPT = 10_000
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -33,8 +31,8 @@ class CurrentNodes:
 
     def __attrs_post_init__(self) -> None:
         self._now = self._clocks.now
-        #: Each answer, and until when it counts.
-        self._kept: Recent[tuple[str, str], tuple[bool | None, float]] = Recent(MOST_KEPT)
+        #: Each answer, and until when it counts. A valid token has proved name and UID.
+        self._kept: Recent[tuple[str, str], tuple[bool | None, float]] = Recent()
         self._reads: dict[tuple[str, str], asyncio.Task[bool | None]] = {}
 
     async def is_current(self, node: str, node_uid: str) -> bool | None:

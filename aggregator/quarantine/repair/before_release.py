@@ -19,8 +19,6 @@ from aggregator.runtime.recent import Recent
 #: For this long (seconds) a read of the node's pods is valid, which shows that no test is due on
 #: it.
 _POLL_VALID = 60.0
-#: Nodes of which something is remembered: one may vanish at any time.
-_MOST_KEPT = 10_000
 
 
 @define(eq=False, repr=False, slots=False)
@@ -33,9 +31,9 @@ class TestsBeforeRelease:
 
     def __attrs_post_init__(self) -> None:
         #: The uids of quarantines in which evidence is in force that outdates a test, by node.
-        self._outdated: Recent[str, str] = Recent(_MOST_KEPT)
+        self._outdated: Recent[str, str] = Recent()
         #: Nodes that are in use: the quarantine's uid, why, and until when that counts (monotonic).
-        self._in_use: Recent[str, tuple[str, str, float]] = Recent(_MOST_KEPT)
+        self._in_use: Recent[str, tuple[str, str, float]] = Recent()
 
     def hold(self, node_state: NodeState) -> bool:
         """Whether the node has to pass a test before it is released by recovery."""

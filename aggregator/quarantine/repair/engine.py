@@ -44,8 +44,6 @@ from aggregator.runtime.recent import Recent
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: Operations of which something is remembered: of one that is gone nothing reports an end.
-_MOST_KEPT = 10_000
 _UNSURE = RepairAnswer(AnswerState.UNSURE)
 _NO_TWICE = "it is not known whether it was ordered, and its repairer takes no order twice"
 
@@ -63,9 +61,9 @@ class OperationEngine:
         self.calls = RepairerCalls(self._settings.repairers)
         #: By operation that this process has begun, or sent, and whose end it has not seen: whether
         #: its order may have been sent.
-        self._sent: Recent[str, bool] = Recent(_MOST_KEPT)
+        self._sent: Recent[str, bool] = Recent()
         #: By operation, the answers to orders whose effect is still to be written.
-        self._answers: Recent[str, RepairAnswer] = Recent(_MOST_KEPT)
+        self._answers: Recent[str, RepairAnswer] = Recent()
 
     async def carry_out(self, case: OperationCase, step: NextOperation) -> None:
         """Do what is next for the operation that is under way, or begin one."""

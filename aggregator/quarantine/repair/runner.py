@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from functools import partial
 
 from attrs import define, field
 
@@ -31,8 +30,6 @@ from aggregator.runtime.recent import Recent
 POLL_EVERY = 15.0
 #: The order of an attempt that a release has left as unknown may still act.
 _MAY_ACT = (*BUSY, RepairState.UNKNOWN)
-#: Nodes of which something is remembered: one may vanish at any time.
-_MOST_KEPT = 10_000
 
 
 @define(eq=False, repr=False, slots=False)
@@ -41,10 +38,10 @@ class RepairRunner:
 
     _of: RepairContext
     #: The operations whose orders a person's release has withdrawn, by node.
-    _withdrawn: Recent[str, str] = field(init=False, factory=partial(Recent, _MOST_KEPT))
+    _withdrawn: Recent[str, str] = field(init=False, factory=Recent)
     #: Repairs that would be done, or were not, and were reported once: by node, the quarantine's
     #: uid and the repair.
-    _reported: Recent[str, tuple[str, str]] = field(init=False, factory=partial(Recent, _MOST_KEPT))
+    _reported: Recent[str, tuple[str, str]] = field(init=False, factory=Recent)
 
     # -- read by the reconcilers -----------------------------------------------------------
 

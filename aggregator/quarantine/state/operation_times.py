@@ -5,7 +5,6 @@ from aggregator.runtime.recent import Recent
 
 #: Wall clocks of two replicas may be so far apart (seconds).
 MOST_APART = 86_400.0
-_MOST = 10_000
 
 
 class OperationTimes:
@@ -17,7 +16,7 @@ class OperationTimes:
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
-        self._seen: Recent[tuple[str, float], float] = Recent(_MOST)
+        self._seen: Recent[tuple[str, float], float] = Recent()
 
     def time_of(self, operation: str, began_at: float) -> float:
         """The least that the clock shows now that wrote ``began_at``."""
