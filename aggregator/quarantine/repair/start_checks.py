@@ -12,8 +12,9 @@ from aggregator.quarantine.decide.admission import stopped
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operation_step import NextOperation
-from aggregator.quarantine.decide.operator_requests import FORCED, read_operator_requests
+from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.own_pods import without_own
+from aggregator.quarantine.decide.plans.release_reasons import is_withdrawn
 from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.repair.attempts import held_text
@@ -47,10 +48,12 @@ class RepairStartChecks:
         or they have uncordoned it. A check may hold that end.
         """
         quarantine, known = node_state.quarantine, node_state.quarantine_view
-        forced = quarantine is not None and quarantine.spec.requester == FORCED
-        same = not (node_state.cluster.node_gone or known.node_replaced or known.reborn)
-        unforced = forced and same and node_state.is_unforced
-        ends = unforced or node_state.is_released_by_uncordon(self._uncordon)
+        other = node_state.cluster.node_gone or known.node_replaced or bool(known.reborn)
+        unforced = node_state.is_unforced
+        withdrawn = quarantine is not None and is_withdrawn(
+            quarantine, unforced=unforced, other_node=other
+        )
+        ends = withdrawn or node_state.is_released_by_uncordon(self._uncordon)
         return ends and not node_state.release_held
 
     async def against(

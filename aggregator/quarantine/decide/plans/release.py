@@ -9,7 +9,6 @@ from aggregator.quarantine.decide.plans.release_reasons import (
     EndView,
     is_kept,
     is_to_be_tested,
-    is_withdrawn,
     why_over,
 )
 from aggregator.quarantine.decide.plans.step import WAIT, NextStep
@@ -61,7 +60,7 @@ def plan_release(now: ReleaseView) -> NextStep | None:
     waits = now.release_held and now.poll_later
     if quarantine.unread:
         # A repair that can't be read may be under way: a person alone ends the quarantine.
-        goes = is_withdrawn(now, quarantine) and not waits
+        goes = now.is_withdrawn and not waits
     else:
         goes = not (waits or is_kept(now, quarantine))
     because = _recovery(now, quarantine) if goes else ""

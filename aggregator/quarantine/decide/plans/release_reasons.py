@@ -33,6 +33,16 @@ class EndView:
     node_replaced: bool
     reborn: bool
 
+    @property
+    def is_withdrawn(self) -> bool:
+        other = self.node_gone or self.node_replaced or self.reborn
+        return is_withdrawn(self.quarantine, unforced=self.unforced, other_node=other)
+
+
+def is_withdrawn(quarantine: Quarantine, *, unforced: bool, other_node: bool) -> bool:
+    """Whether a person has taken their force back, on the very Node that they had forced."""
+    return quarantine.spec.requester == FORCED and unforced and not other_node
+
 
 class EndFacts(Protocol):
     """The part of a view by which a quarantine ends whatever its evidence is: see `ReleaseView`."""
@@ -47,16 +57,10 @@ class EndFacts(Protocol):
 def is_kept(now: EndView, quarantine: Quarantine) -> bool:
     """Whether an order may still reach the node, which then must not be in use."""
     busy = busy_attempt(quarantine.status.repair)
-    if busy is None or is_withdrawn(now, quarantine):
+    if busy is None or now.is_withdrawn:
         return False
     # People may want a recovered node left alone: a test alone can be ended at any time.
     return not (now.exempt and now.recovered and busy.repair == TEST)
-
-
-def is_withdrawn(now: EndView, quarantine: Quarantine) -> bool:
-    """Whether a person has taken their force back, on the very Node that they had forced."""
-    same = not (now.node_gone or now.node_replaced or now.reborn)
-    return quarantine.spec.requester == FORCED and now.unforced and same
 
 
 def is_to_be_tested(now: EndView, quarantine: Quarantine) -> bool:
