@@ -124,6 +124,12 @@ def name_of(quarantine_uid: str, number: int, kind: str) -> str:
     return f"{quarantine_uid}-{number}-{kind}"
 
 
+def kind_in(name: str, quarantine_uid: str) -> str:
+    """The kind in such a name; empty: it is of another quarantine."""
+    prefix = f"{quarantine_uid}-"
+    return name.removeprefix(prefix).partition("-")[2] if name.startswith(prefix) else ""
+
+
 def is_request(operation: Operation) -> bool:
     """Whether a person, or another tool, has made it: its name is none of ours, or we do not hold
     it, as each of our own from its creation on.

@@ -105,6 +105,14 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(how: s
     assert "is gone" in present(site.quarantine().status.repair).exhausted
     counts = parse_record(site.world.record.text).repairs
     assert restored or counts["n1"].operation == ordered.operation
+    site.shop._boot("n1")  # the boot that the order was for is not known any more
+    await site.settles(lambda: site.quarantine().status.release_held)
+    assert "the operation of its reboot is gone" in site.quarantine().status.release_held
+    await later(TIMEOUT)
+    site.seen = True
+    assert not site.is_released()
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
     site.check()
 
 
@@ -120,6 +128,23 @@ async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_pers
     await site.replica.stop()
     site.start()
     await site.settles(lambda: ("reboot", RepairState.SUCCEEDED) in site.attempts())
+    site.check()
+
+
+@in_virtual_time
+async def test_a_beginning_that_a_dead_process_left_holds_no_release() -> None:
+    """The operation is removed with the release: a beginning without one would look like a loss."""
+    site, refused = Site(), [Unreachable("503")]
+    fails = {"write_operation": refused}
+    site.start(fails=lambda name: next(iter(fails.get(name, ())), None))
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.repair)
+    await site.settles(lambda: present(site.quarantine().status.repair).began_at)
+    await site.replica.stop()
+    site.shop.on_boot = lambda _: None
+    site.shop._boot("n1")
+    site.start()
+    await site.settles(site.is_released)
+    assert site.shop.orders == []
     site.check()
 
 

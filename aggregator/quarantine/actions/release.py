@@ -74,16 +74,18 @@ class ReleaseActions:
     _uncordon: UncordonRules
     _marks: MarkRules
 
-    async def release(self, node_state: NodeState, quarantine: Quarantine, step: NextStep) -> None:
+    async def release(
+        self, node_state: NodeState, quarantine: Quarantine, step: NextStep, *, lost: str = ""
+    ) -> None:
         """Change the phase; the undo is the next step, of this replica or another.
 
         A person's release goes at once. For a release by recovery the node is read once more, in
-        full.
+        full. ``lost``: the repair whose order may come although its operation is gone.
         """
         checks_node = quarantine.status.phase in MARKED or step.because == NODE_ABSENT
         if not step.overruled and checks_node:
             recovered = _has_recovered(node_state)
-            found = await self._against_release(node_state, quarantine)
+            found = await self._against_release(node_state, quarantine, lost)
             if recovered and not (node_state.quarantine_view.reborn or _has_recovered(node_state)):
                 return  # it became unhealthy, or silent, during the read: decide again
             if found:
@@ -111,7 +113,9 @@ class ReleaseActions:
         node_state.wrote(await self._acts.cluster.write_quarantine_status(quarantine, status))
         self._acts.emit_event(node_state, kind, f"{step.because}: being released")
 
-    async def _against_release(self, node_state: NodeState, quarantine: Quarantine) -> str:
+    async def _against_release(
+        self, node_state: NodeState, quarantine: Quarantine, lost: str
+    ) -> str:
         node = await self._acts.cluster.read_node(node_state.node)
         node_state.take_node(node)
         if node is None:
@@ -122,6 +126,7 @@ class ReleaseActions:
             health=node_state.agent.health if not node_state.quarantine_view.reborn else None,
             policy=self._acts.policy,
             requests=node_state.cluster.operator_requests,
+            lost=lost,
         )
 
     async def _hold_release(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:

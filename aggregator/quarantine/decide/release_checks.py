@@ -8,9 +8,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-from aggregator.cluster.port import EvidenceItem, Node, Quarantine
+from aggregator.cluster.port import EvidenceItem, Node, Quarantine, RepairState
 from aggregator.health.model import ClearedBy, Component, Status
 from aggregator.health.node import NodeHealth, name_gpus
+from aggregator.policy.repairs import TEST
 from aggregator.policy.rules import LONGEST_REPEAT, Policy, Rule
 from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
 from aggregator.quarantine.decide.verdicts import unknown_repair
@@ -38,14 +39,16 @@ def release_hold(
     health: NodeHealth | None,
     policy: Policy,
     requests: OperatorRequests,
+    lost: str = "",
 ) -> str:
     """Why the node stays in quarantine although its cause is over; empty: it may go.
 
     ``health`` is None for a node that was made anew: its agent need not have reported yet.
+    ``lost``: the repair whose order may come although its operation is gone.
     """
     rules = {rule.name: rule for rule in policy.rules}
     hold = _by_request(requests) or _by_rule(quarantine, rules)
-    hold = hold or _unknown(quarantine, node, health)
+    hold = hold or _unknown(quarantine, node, health) or _lost(quarantine, node, lost)
     if hold or health is None:
         return hold
     found = (
@@ -113,13 +116,30 @@ def _unknown(quarantine: Quarantine, node: Node, health: NodeHealth | None) -> s
         return ""
     boot = node.boot_id or (health.boot_id if health is not None and node.ready is None else "")
     rebooted = bool(last.boot_id and boot) and last.boot_id != boot
-    by_a_person = any(item.cleared == ClearedBy.OPERATOR for item in quarantine.spec.evidence)
-    if rebooted or by_a_person:
+    if rebooted or _is_cleared_by_person(quarantine):
         return ""
     return (
         f"it is not known whether its {last.repair} was carried out, so that it may still come: "
         "another boot, a passed test, or a person ends the wait"
     )
+
+
+def _lost(quarantine: Quarantine, node: Node, repair: str) -> str:
+    """The boot of such an order is not known any more, so another one is no proof."""
+    attempts = quarantine.status.repair.attempts if quarantine.status.repair is not None else ()
+    passed = bool(attempts) and attempts[-1].repair == TEST
+    passed = passed and attempts[-1].state is RepairState.SUCCEEDED
+    other = node.uid != quarantine.status.node_uid
+    if not repair or passed or other or _is_cleared_by_person(quarantine):
+        return ""
+    return (
+        f"the operation of its {repair} is gone, so that the order may still come: "
+        "a passed test or a person ends the wait"
+    )
+
+
+def _is_cleared_by_person(quarantine: Quarantine) -> bool:
+    return any(item.cleared == ClearedBy.OPERATOR for item in quarantine.spec.evidence)
 
 
 def _repeated(quarantine: Quarantine, node: Node, rules: Mapping[str, Rule]) -> str:

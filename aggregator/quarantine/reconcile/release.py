@@ -55,5 +55,7 @@ class ReleaseReconciler:
         else:
             if step.because == RECOVERED:
                 self._repairs.note_release(node_state)
-            await self._release_actions.release(node_state, quarantine, step)
+            lost = "" if step.overruled else await self._repairs.lost_order(node_state, quarantine)
+            if lost is not None:
+                await self._release_actions.release(node_state, quarantine, step, lost=lost)
         return False

@@ -97,6 +97,10 @@ class OperationEngine:
         """Whether this process may have sent the order, and has not seen its end."""
         return self._sent.get(operation, False)
 
+    def sent(self) -> list[str]:
+        """The operations whose order this process may have sent, and whose end it has not seen."""
+        return [operation for operation, may_be in self._sent.items() if may_be]
+
     def counts(self, node: str, attempt: RepairAttempt) -> bool:
         """Whether the record counts the attempt; a ticket counts for no limit."""
         reserved = self.record_writer.has_operation(node, attempt.operation)

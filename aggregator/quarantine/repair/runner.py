@@ -5,7 +5,7 @@ import contextlib
 
 from attrs import define, field
 
-from aggregator.cluster.operations import with_attempts
+from aggregator.cluster.operations import kind_in, pending_of, with_attempts
 from aggregator.cluster.port import (
     BUSY,
     ClusterError,
@@ -15,10 +15,16 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.events import EventKind
-from aggregator.policy.repairs import TEST
+from aggregator.policy.repairs import NEEDS_PERSON, REPAIRS, TEST
 from aggregator.quarantine.actions.release import RECORD_WITHIN
 from aggregator.quarantine.decide.operation_step import Do
-from aggregator.quarantine.decide.repair import RepairMode, busy_attempt, is_busy, operation_id
+from aggregator.quarantine.decide.repair import (
+    RepairMode,
+    busy_attempt,
+    is_busy,
+    lacks_newest,
+    operation_id,
+)
 from aggregator.quarantine.repair.case import AttemptOutcome
 from aggregator.quarantine.repair.engine import with_end
 from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
@@ -135,6 +141,30 @@ class RepairRunner:
             self._reported[node_state.node] = quarantine.uid, repair
             kind, details = EventKind.REPAIR_SUPPRESSED, {"repair": repair}
             self._of.acts.emit_event(node_state, kind, text, details)
+
+    async def lost_order(self, node_state: NodeState, quarantine: Quarantine) -> str | None:
+        """The repair whose order may still come although its operation is gone: removed past its
+        finalizer, or not in a restored etcd. Empty: there is none. None: it is decided anew.
+        """
+        status = quarantine.status.repair or RepairStatus()
+        known = {one.operation for one in status.attempts}
+        past = self._of.record_writer.record.past_repairs.get(quarantine.node, ())
+        reserved = [one.operation for one in past] if lacks_newest(status) else []
+        names = [*self._of.engine.sent(), *reserved]
+        kinds = [kind_in(name, quarantine.uid) for name in names if name not in known]
+        lost = next((kind for kind in kinds if kind in REPAIRS and kind not in NEEDS_PERSON), "")
+        if not (lost and lacks_newest(status)):
+            return lost
+        there = await self._of.cluster.operations.of(quarantine.node)
+        fresh = with_attempts(quarantine, there)
+        if not lacks_newest(fresh.status.repair):
+            node_state.wrote(fresh)
+        elif any(one.held for one in pending_of(quarantine, there)):
+            # A process died before it began: once that is removed, it would look lost.
+            await self._of.status.forget_beginning(node_state, fresh)
+        else:
+            return lost
+        return None
 
     async def withdraw(self, node_state: NodeState, gone: Quarantine | None = None) -> None:
         """The node is released: people's requests end, and an order that may act is cancelled,

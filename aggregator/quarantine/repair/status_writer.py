@@ -83,6 +83,11 @@ class RepairStatusWriter:
             raise ClusterError(NO_FIELD)
         return written
 
+    async def forget_beginning(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """The operation that was about to begin last has not begun: nothing was ordered by it."""
+        repair = replace(quarantine.status.repair or RepairStatus(), began_at=0.0)
+        await self.write(node_state, quarantine, repair)
+
     async def note_progress(
         self, node_state: NodeState, attempt: RepairAttempt, *, exhausted: str = ""
     ) -> None:
