@@ -15,7 +15,7 @@ from nodeagent.evidence.disk_backup import DiskBackup
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State
 from nodeagent.evidence.store import Store
-from nodeagent.model import Batch, Evidence, Observation, Status
+from nodeagent.model import Batch, Clearing, Evidence, Observation, Status
 from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import SOURCE, Cursor
@@ -69,8 +69,20 @@ class EvidenceRecorder:
 
     def record_observations(self, batch: Batch, *, run_of: str = "") -> None:
         """Evidence from a check; ``run_of`` names it when this is its whole report."""
+        more = self._by_address(batch)
+        batch = [*batch, *more] if more else batch
         changed = self.latch.apply(batch, self._clock.boottime(), run_of=run_of)
         self._changed(changed=changed)
+
+    def _by_address(self, batch: Batch) -> list[Clearing]:
+        """The resets in the batch, for the faults that a GPU had before its UUID was known."""
+        signs = (each for each in batch if isinstance(each, Clearing))
+        reset = {sign.component for sign in signs if sign.how == "gpu-reset" and not sign.code}
+        if not reset:
+            return []
+        names = {f"pci:{slot}" for slot, uuid in self._gpus.remembered().items() if uuid in reset}
+        faulty = {fault.component for fault in self.latch.faults.values()}
+        return [Clearing(name, "gpu-reset") for name in sorted(names & faulty)]
 
     def take_log(self, evidence: Sequence[Evidence], cursor: Cursor | None) -> None:
         """Evidence from the kernel log, and how far it has been read."""

@@ -161,6 +161,16 @@ def is_silent(gpu: Gpu) -> bool:
     return bool({"handle", "uuid"} & gpu.errors.keys()) or Code.GPU_IS_LOST in gpu.errors.values()
 
 
+def is_ill(gpu: Gpu) -> bool:
+    """Whether the GPU does not answer, or requests another reset."""
+    sick = (Code.GPU_IS_LOST, Code.RESET_REQUIRED)
+    return (
+        "handle" in gpu.errors
+        or bool(gpu.recovery_action)
+        or any(code in sick for code in gpu.errors.values())
+    )
+
+
 class PerGpu:
     """Turns a sample into one observation per GPU of the node, those without a result included.
 

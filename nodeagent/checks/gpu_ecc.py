@@ -20,8 +20,9 @@ class GpuEcc(gpu_common.GpuCheck):
     """ECC counters of each GPU.
 
     While the volatile count of uncorrectable errors is not zero the GPU is degraded. A rise is also
-    a fault, dated to this look. A fall of a volatile count can only come from a reset of the GPU or
-    a reload of the driver, and clears the faults that a reset clears.
+    a fault, dated to this look. A fall of a volatile count comes from a reset of the GPU or a
+    reload of the driver, and clears the faults that a reset clears. Where the GPU still waits for a
+    reset, a person has cleared the counts (``nvidia-smi -p``).
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -49,7 +50,8 @@ class GpuEcc(gpu_common.GpuCheck):
         )
         found: list[FaultSighting | Clearing] = []
         if _rise(corrected, now.corrected) < 0 or _rise(uncorrected, now.uncorrected) < 0:
-            found.append(Clearing(component=gpu.uuid, how="gpu-reset"))
+            if not (gpu_common.is_ill(gpu) or (gpu.rows is not None and gpu.rows.pending)):
+                found.append(Clearing(component=gpu.uuid, how="gpu-reset"))
             uncorrected = 0
         if (more := _rise(uncorrected, now.uncorrected)) > 0:
             found.append(_sighting(gpu, more, sample))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from nodeagent.checks import gpu_common, xid_codes
 from nodeagent.checks.base import CheckSpec, Report
-from nodeagent.model import FaultSighting, Observation, Status
+from nodeagent.model import ClearedBy, FaultSighting, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import GpuSample, XidEvent
 
@@ -39,7 +39,9 @@ class GpuEvents(gpu_common.GpuCheck):
         return self._sources.driver_log.has_reported(event.pci, event.code, event.since - _SLACK)
 
     def _sighting(self, event: XidEvent) -> FaultSighting:
-        self._sources.driver_log.erred(event.pci)
+        cleared_by = xid_codes.cleared_by(event.code)
+        if cleared_by is not ClearedBy.EXPIRY:
+            self._sources.driver_log.erred(event.pci)
         return FaultSighting(
             code=f"xid:{event.code}",
             check=SPEC.name,
@@ -48,7 +50,7 @@ class GpuEvents(gpu_common.GpuCheck):
             source=f"nvml-event:{event.uuid}",
             source_seq=int(event.at * 1000),
             at=event.at,
-            cleared_by=xid_codes.cleared_by(event.code),
+            cleared_by=cleared_by,
             details={"pci": event.pci, "reported_by": "nvml"},
         )
 

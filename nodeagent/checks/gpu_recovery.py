@@ -11,7 +11,7 @@ from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Clearing, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpu_sample import Code, Gpu, GpuSample
+from nodeagent.sources.gpu_sample import Gpu, GpuSample
 
 #: nvmlDeviceGpuRecoveryAction_t. Two are degraded: there the peer traffic or the IMEX domain must
 #: be fixed, and the GPU need not be reset.
@@ -67,20 +67,10 @@ class GpuRecovery(gpu_common.GpuCheck):
         """Whether the driver has been loaded, reports no fault of the GPU since, and it answers."""
         log = self._sources.driver_log
         reported = self._loads_reported.get(gpu.uuid, -math.inf)
-        if at <= log.loaded_at or not log.has_reset(gpu.pci, reported) or _is_ill(gpu):
+        if at <= log.loaded_at or not log.has_reset(gpu.pci, reported) or gpu_common.is_ill(gpu):
             return False
         self._loads_reported[gpu.uuid] = log.loaded_at
         return True
-
-
-def _is_ill(gpu: Gpu) -> bool:
-    """Whether the GPU does not answer, or requests another reset."""
-    sick = (Code.GPU_IS_LOST, Code.RESET_REQUIRED)
-    return (
-        "handle" in gpu.errors
-        or bool(gpu.recovery_action)
-        or any(code in sick for code in gpu.errors.values())
-    )
 
 
 def evaluate(gpu: Gpu) -> Verdict:

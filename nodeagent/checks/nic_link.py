@@ -150,8 +150,8 @@ SPEC = CheckSpec(
     "its siblings have",
     source="/sys/class/net",
     cost="0.2 ms of CPU every 10 s",
-    blind_to="speed and errors (nic-health); functions and their representors; USB; physical ports "
-    "that moved into a pod",
+    blind_to="speed and errors (nic-health); functions and their representors; USB; wireless; "
+    "physical ports that moved into a pod",
     interval=10.0,
     deadline=5.0,
     build=NicLink,

@@ -124,7 +124,6 @@ class XidCheck(DriverLines):
         address = self._own(record.text, line[1])
         if address is None:
             return ()
-        self._log.erred(address)
         code = int(line[3])
         self._log.xid(address, code, record.at)
         known = self._known.get(line[0])
@@ -137,6 +136,8 @@ class XidCheck(DriverLines):
             return (_again(known, record),)
         rest = record.text[line.end() :]
         details, cleared_by = _details(code, rest)
+        if cleared_by is not ClearedBy.EXPIRY:  # a program's does not make an earlier reset undone
+            self._log.erred(address)
         if line[2]:
             details["mig"] = text(line[2])
         message = f"Xid {code} on {address}: {text(rest)}"

@@ -21,8 +21,9 @@ _BRIDGE_OTHER = "0x0680"  # PCI class of an NVSwitch
 #: GPUs that are not there must stay cheap.
 _RESCAN_AFTER = 5.0
 
-#: Seconds for which a scan of sysfs serves all callers that list the addresses.
-_FRESH_FOR = 60.0
+#: Seconds for which a scan of sysfs serves all callers that list the addresses: fewer than between
+#: two samples, which are jittered. Else a GPU that came would be missing from two of them.
+_FRESH_FOR = 50.0
 
 _ADDRESS = re.compile(
     r"(?:PCI:)?([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?", re.IGNORECASE

@@ -82,7 +82,8 @@ def physical_links(machine: HostRoots) -> list[Link]:
     """The interfaces on a device of their own, by name. Raises OSError without ``/sys``.
 
     Virtual functions and subfunctions are left out, because they move into pods and back; so are
-    their representors. An interface on USB is a BMC's, which goes down when the BMC likes.
+    their representors. An interface on USB is a BMC's, which goes down when the BMC likes, and a
+    wireless one has a carrier only while it is associated.
     """
     return _links_of(machine).read()
 
@@ -122,7 +123,8 @@ def _is_port(folder: str) -> bool | None:
     device = f"{folder}/device"
     if not os.path.lexists(device) or _USB.search(os.path.realpath(device)):
         return False
-    if is_function(device) or _is_representor(folder):
+    is_wireless = os.path.lexists(f"{folder}/phy80211")
+    if is_wireless or is_function(device) or _is_representor(folder):
         return False
     kind = small_number(f"{folder}/type")
     return None if kind is None else kind in (_ETHERNET, _INFINIBAND)

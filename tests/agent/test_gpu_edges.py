@@ -366,6 +366,23 @@ async def test_what_a_count_of_memory_errors_says_beside_the_one_before(
         assert fault.message == f"{new} new uncorrectable memory errors"
 
 
+@pytest.mark.parametrize(
+    "waiting",
+    [{"rows": RemappedRows(0, 1, pending=True, failure=False)}, {"recovery_action": 1}],
+)
+async def test_counts_that_a_person_has_cleared_are_no_reset(
+    node: Node, waiting: Mapping[str, Any]
+) -> None:
+    """As by ``nvidia-smi -p 0``: the GPU still waits for its reset."""
+    check = node.build(gpu_ecc.SPEC)
+    gpu = replace(GPUS[0], ecc=ECC, **waiting)
+    node.set_gpus(gpu)
+    await run_check(check)
+    node.later()
+    node.set_gpus(replace(gpu, ecc=replace(ECC, corrected=0, uncorrected=0)))
+    assert (await run_check(check)).clearings == []
+
+
 async def test_a_count_that_could_not_be_read_is_compared_when_it_next_can(node: Node) -> None:
     check = node.build(gpu_ecc.SPEC)
     counts = (

@@ -104,6 +104,19 @@ async def test_an_xid_that_came_after_the_load_is_not_over(tmp_path: Path) -> No
     assert len((await run_check(check)).clearings) == 2, "the next load counts for both"
 
 
+async def test_an_xid_of_a_program_after_the_load_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.set_gpus(FINE[0])
+    log, check = xids(node), node.build(gpu_recovery.SPEC)
+    await run_check(check)
+    log.read(an_xid(node, FINE[0]))
+    log.read(line(node, LOADED))
+    for code in (13, 31, 43, 45):
+        log.read(line(node, f"NVRM: Xid (PCI:{FINE[0].pci}): {code}, pid=1, name=x".encode()))
+    node.later()
+    assert (await run_check(check)).clearings == SIGN
+
+
 @pytest.mark.parametrize(
     ("text", "historical"),
     [

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.checks import gpu_inventory
+from nodeagent.scheduler import JITTER
 from nodeagent.sources.gpus import GpuMap, normalise
 from tests.agent.kernel_log import GPU, OTHER_GPU, UUID, HandClock, gpu_machine, pci_device
 
@@ -171,3 +173,18 @@ def test_it_is_known_when_a_gpu_last_came_to_the_driver(tmp_path: Path) -> None:
     driver.unlink()
     assert gpus.present()
     assert gpus.joined_at == 5200.0, "one that left needs no new look"
+
+
+def test_the_sample_after_a_gpu_came_to_the_driver_knows_of_it(tmp_path: Path) -> None:
+    """Else NVML's worker is started anew one sample later, and the GPU is missing from two."""
+    clock = HandClock(5000.0)
+    machine = gpu_machine(tmp_path, clock)
+    gpus = GpuMap(machine)
+    assert gpus.present()
+    (machine.sys / "bus/pci/drivers/nvidia").mkdir(parents=True)
+    (machine.sys / f"bus/pci/devices/{GPU}.0/driver").symlink_to(
+        machine.sys / "bus/pci/drivers/nvidia"
+    )
+    clock.now += gpu_inventory.SPEC.interval * (1 - JITTER)
+    assert gpus.present()
+    assert gpus.joined_at == clock.now

@@ -176,6 +176,7 @@ def test_ports_are_neither_representors_nor_functions_nor_of_a_bmc(tmp_path: Pat
     usb = machine.sys / "bus/usb/devices/1-14.1:2.0"
     usb.mkdir(parents=True)
     (nic(machine.sys, "bmc_redfish0", device=False) / "device").symlink_to(usb)
+    (nic(machine.sys, "wlp3s0", ifindex=11) / "phy80211").mkdir()
     assert [link.name for link in PhysicalLinks(machine).read()] == ["p0", "p1"]
 
 

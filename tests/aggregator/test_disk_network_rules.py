@@ -5,6 +5,8 @@ import pytest
 from aggregator.health.model import Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import evaluate
+from nodeagent.checks import registry
+from nodeagent.scheduler import JITTER
 from tests.support.replica import POLICY, component, hello, snapshot
 
 
@@ -54,6 +56,20 @@ def test_low_light_is_only_seen_and_after_ten_minutes() -> None:
     for reason in ("rx-power-low", "tx-power-low", "hot"):
         assert action("optics", reason, Status.DEGRADED, seconds=599) == ""
         assert action("optics", reason, Status.DEGRADED, seconds=600) == "observe"
+
+
+#: Their result is the word of a driver or drive, the superblock's flag, or a write that was lost.
+KEPT = {"gpu-recovery", "gpu-rows", "disk-readonly", "disk-write", "disk-nvme"}
+
+
+def test_no_rule_acts_on_the_result_of_a_single_run() -> None:
+    """An answer of a moment, or a file that a job has for a moment, is there until the next run."""
+    specs = {name: spec for name, spec in registry.by_name().items() if name not in KEPT}
+    rules = [rule for rule in POLICY.rules if rule.acts and rule.check in specs]
+    assert {rule.check for rule in rules} >= {"gpu-inventory", "disk-space", "nic-link"}
+    for rule in rules:
+        spec = specs[rule.check]
+        assert rule.hold >= spec.interval * (1 + JITTER) + spec.deadline, rule.name
 
 
 def test_a_mount_may_be_late_at_a_boot() -> None:

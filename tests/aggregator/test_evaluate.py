@@ -504,8 +504,8 @@ def test_the_next_look_is_the_earliest_of_all_that_time_may_change() -> None:
             )
         )
     )
-    assert bench.evaluate(health, 1010.0).evaluate_again == 1033.0
+    assert bench.evaluate(health, 1010.0).evaluate_again == 1093.0
     # Evidence that is due is looked at no more for that; the next of the others is.
-    assert bench.evaluate(health, 1033.0).evaluate_again == 1035.0
-    assert bench.evaluate(health, 1035.5).evaluate_again == 1038.0
-    assert bench.evaluate(health, 1038.0).evaluate_again is None
+    assert bench.evaluate(health, 1093.0).evaluate_again == 1095.0
+    assert bench.evaluate(health, 1095.5).evaluate_again == 1098.0
+    assert bench.evaluate(health, 1098.0).evaluate_again is None

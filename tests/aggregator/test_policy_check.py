@@ -176,7 +176,7 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
         ),
         (
             "name: a, kind: disk, check: disk-space, components: ['/scratch*'], action: observe",
-            "decides for 30 s alone: 'disk-full' meets all that it meets, and is stronger",
+            "decides for 90 s alone: 'disk-full' meets all that it meets, and is stronger",
         ),
         (
             (

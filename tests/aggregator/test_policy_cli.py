@@ -168,7 +168,7 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
         "rules: [{name: disk-full, action: drain, for: 10m, components: ['/var*'], why: ours}]\n"
     )
     _, out, _ = ask(capsys, "check", str(changed))
-    said = "cordon becomes drain; why; components: any becomes [/var*]; for: 30s becomes 10m"
+    said = "cordon becomes drain; why; components: any becomes [/var*]; for: 90s becomes 10m"
     assert f"disk-full: {said}\n" in out, "all that is other, in the words of the file"
     by_hand = tmp_path / "by-hand.yaml"
     by_hand.write_text("rules: [{name: gpu-gone, release: manual}]\n")

@@ -50,11 +50,11 @@ def test_an_episode_lasts_from_its_rules_time_until_all_has_been_well_for_its_ti
         (1000.0, Delta((FULL[1],))),
         (2000.0, Delta((WELL,))),
     ]
-    assert times(lived(*events)) == [("cordon", 1030.0, 2120.0)]
-    assert times(lived(*events, until=2119.0)) == [("cordon", 1030.0, None)]
-    assert times(lived(*events, until=2120.0)) == [("cordon", 1030.0, 2120.0)]
-    assert times(lived(*events[:3], until=1029.0)) == []
-    assert times(lived(*events[:3], until=1030.0)) == [("cordon", 1030.0, None)]
+    assert times(lived(*events)) == [("cordon", 1090.0, 2120.0)]
+    assert times(lived(*events, until=2119.0)) == [("cordon", 1090.0, None)]
+    assert times(lived(*events, until=2120.0)) == [("cordon", 1090.0, 2120.0)]
+    assert times(lived(*events[:3], until=1089.0)) == []
+    assert times(lived(*events[:3], until=1090.0)) == [("cordon", 1090.0, None)]
     (one,) = lived(*events)
     assert (one.node, one.kind, one.rules, one.codes) == (
         "n1",
@@ -64,7 +64,7 @@ def test_an_episode_lasts_from_its_rules_time_until_all_has_been_well_for_its_ti
     )
     assert one.summary == "disk-space:bytes on /data"
     # A change alone is an agent's word, too: it speaks.
-    assert times(lived(events[0], *events[2:])) == [("cordon", 1030.0, 2120.0)]
+    assert times(lived(events[0], *events[2:])) == [("cordon", 1090.0, 2120.0)]
 
 
 @pytest.mark.parametrize("word", [None, hello("n1")])
@@ -74,14 +74,14 @@ def test_while_an_agent_is_silent_or_has_only_greeted_no_time_passes(word: Word)
         (900.0, snapshot(FULL[0])),
         (1000.0, Delta((FULL[1],))),
     ]
-    # It fell silent before its failure had lasted for its rule's 30 s.
+    # It fell silent before its failure had lasted for its rule's 90 s.
     assert times(lived(*begin, (1010.0, word))) == []
     # And while all was well again: the time begins anew with its next word.
     recovered = [*begin, (2000.0, Delta((WELL,)))]
     silent = lived(*recovered, (2010.0, word))
-    assert times(silent) == [("cordon", 1030.0, None)]
+    assert times(silent) == [("cordon", 1090.0, None)]
     again = lived(*recovered, (2010.0, word), (3000.0, Delta((WELL,))))
-    assert times(again) == [("cordon", 1030.0, 3120.0)]
+    assert times(again) == [("cordon", 1090.0, 3120.0)]
 
 
 def test_a_base_says_of_what_it_does_not_name_that_it_is_well() -> None:
@@ -92,7 +92,7 @@ def test_a_base_says_of_what_it_does_not_name_that_it_is_well() -> None:
         (3000.0, hello("n1")),
         (3000.0, snapshot()),
     )
-    assert times(ended) == [("cordon", 1030.0, 3120.0)]
+    assert times(ended) == [("cordon", 1090.0, 3120.0)]
     stays = lived(
         (900.0, hello("n1")),
         (900.0, snapshot(FULL[0])),
@@ -100,7 +100,7 @@ def test_a_base_says_of_what_it_does_not_name_that_it_is_well() -> None:
         (3000.0, hello("n1")),
         (3000.0, snapshot(FULL[1])),
     )
-    assert times(stays) == [("cordon", 1030.0, None)]
+    assert times(stays) == [("cordon", 1090.0, None)]
 
 
 def test_an_episode_asks_for_the_most_that_its_incident_asked_for() -> None:
