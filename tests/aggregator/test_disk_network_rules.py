@@ -7,6 +7,7 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import evaluate
 from nodeagent.checks import registry
 from nodeagent.scheduler import JITTER
+from tests.aggregator.test_policy_check import CHECKS
 from tests.support.replica import POLICY, component, hello, snapshot
 
 
@@ -24,6 +25,8 @@ def action(check: str, reason: str, status: Status = Status.FAILED, seconds: flo
         ("disk-mounts", "not-mounted", "cordon"),
         ("disk-mounts", "hung", "observe"),
         ("disk-mounts", "stale", "observe"),
+        ("disk-write", "corrupt", "cordon"),
+        ("disk-write", "hung", "observe"),
         ("disk-nvme", "dead", "cordon"),
         ("disk-nvme", "read-only", "cordon"),
         ("disk-nvme", "missing", "observe"),
@@ -70,6 +73,13 @@ def test_no_rule_acts_on_the_result_of_a_single_run() -> None:
     for rule in rules:
         spec = specs[rule.check]
         assert rule.hold >= spec.interval * (1 + JITTER) + spec.deadline, rule.name
+
+
+def test_every_failure_that_a_check_can_report_has_a_rule() -> None:
+    """Else a failed node has no incident, no alert and no history."""
+    assert "offset" in (CHECKS["clock"].failed or ())
+    failures = [(name, each) for name, of in CHECKS.items() for each in of.failed or ()]
+    assert [one for one in failures if not action(*one, seconds=86_400)] == []
 
 
 def test_a_mount_may_be_late_at_a_boot() -> None:
