@@ -70,7 +70,14 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
     ) -> None:
         self.connected += 1
         try:
-            ending = await self._serve(context)
+            # In this call: one of its own would be 250 bytes for each agent.
+            if self.problem:
+                ending = await self._refuse(context)
+            elif self.streams is not None:
+                ending = await self.streams.stream(context, lambda: caller_of(context)).serve()
+            else:
+                ended = await self._call(context).serve()
+                ending = await ended.serve() if isinstance(ended, Stream) else ended
         finally:
             self.connected -= 1
         if ending.code is not grpc.StatusCode.OK:
@@ -78,17 +85,12 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
             context.set_code(ending.code)
             context.set_details(str(ending))
 
-    async def _serve(self, context: _Context) -> StreamClosed:
-        if self.problem:
-            # Its Hello is under way, and grpc.aio shows INTERNAL where that write fails.
-            with contextlib.suppress(TimeoutError, DecodeError):
-                async with asyncio.timeout(REFUSED_WITHIN):
-                    await context.read()
-            return StreamClosed(CloseReason.CLOSED, grpc.StatusCode.UNAVAILABLE, self.problem)
-        if self.streams is not None:
-            return await self.streams.stream(context, lambda: caller_of(context)).serve()
-        ended = await self._call(context).serve()
-        return await ended.serve() if isinstance(ended, Stream) else ended
+    async def _refuse(self, context: _Context) -> StreamClosed:
+        # Its Hello is under way, and grpc.aio shows INTERNAL where that write fails.
+        with contextlib.suppress(TimeoutError, DecodeError):
+            async with asyncio.timeout(REFUSED_WITHIN):
+                await context.read()
+        return StreamClosed(CloseReason.CLOSED, grpc.StatusCode.UNAVAILABLE, self.problem)
 
     def _call(self, context: _Context) -> AgentCall:
         self.stats.opened += 1

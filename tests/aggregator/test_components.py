@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.health.model import Component, Status
+from aggregator.health.model import Component, MeasuredSeries, Status
 from aggregator.health.node import FEW, Components
 
 CHECKS, NAMES = ["gpu-ecc", "disk-space"], ["", "/", "GPU-1"]
@@ -50,3 +50,13 @@ def test_components_are_what_a_dict_would_be(
     for key in [*first, *(key for _, key in steps)]:
         assert (key in components) == (key in expected)
         assert components.get(key) == expected.get(key)
+
+
+def test_series_of_measurements_share_the_texts_of_the_components_names() -> None:
+    gpu, text = (b"GPU-1".decode() for _ in range(2))
+    components = Components([seen(("gpu-ecc", gpu))])
+    assert text is not gpu
+    series = [MeasuredSeries("gpu-clock", text, "H100"), MeasuredSeries("fan", "chassis")]
+    shared = components.with_these_names(series)
+    assert list(shared) == series
+    assert shared[0].component is gpu

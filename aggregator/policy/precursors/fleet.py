@@ -5,7 +5,7 @@ its minute for `statistic.LONGEST`.
 """
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from aggregator.health.model import MeasuredSeries
 from aggregator.policy.precursors import statistic
 from aggregator.policy.precursors.counters import COUNTERS
+from aggregator.runtime.interning import EMPTY
 
 #: Minutes without a finding after a counter began anew: a reset or a load of the driver counts
 #: errors of its own. Agents leave out the same time after a boot.
@@ -171,8 +172,8 @@ class _Node:
     names: tuple[MeasuredSeries | None, ...] = ()
     kinds: tuple[_Kind | None, ...] = ()
     values: "array[int]" = field(default_factory=lambda: array("I"))
-    counted: set[int] = field(default_factory=set)
-    quiet_until: dict[int, int] = field(default_factory=dict)
+    counted: int = 0  # a bit for each series that has counted: a set is 216 bytes
+    quiet_until: Mapping[int, int] = field(default_factory=lambda: EMPTY)
 
 
 class FleetCounters:
@@ -197,7 +198,7 @@ class FleetCounters:
             if known.values[number] != _ABSENT:
                 kept[series] = (known.values[number], part)
             kind.series -= 1
-            kind.counted -= number in known.counted
+            kind.counted -= known.counted >> number & 1
         for kind in {one for one in known.kinds if one is not None}:
             kind.nodes -= 1
         if len(kept) > MOST_SERIES:
@@ -225,7 +226,7 @@ class FleetCounters:
                 if part.minutes or part.is_finding:
                     kind.parts[node, number] = part
                 if value not in (_ABSENT, 0):
-                    known.counted.add(number)
+                    known.counted |= 1 << number
                     kind.counted += 1
             known.values.append(value)
         for kind in {one for one in kinds if one is not None} - set(known.kinds):
@@ -274,11 +275,11 @@ class FleetCounters:
             known.values[number] = value
             if before == _ABSENT:
                 if value:
-                    known.counted.add(number)
+                    known.counted |= 1 << number
                     kind.counted += 1
                 continue
             if value < before:
-                known.quiet_until[number] = minute + SETTLES
+                known.quiet_until = {**known.quiet_until, number: minute + SETTLES}
                 continue
             if value == before or minute < known.quiet_until.get(number, minute):
                 continue
@@ -297,7 +298,7 @@ class FleetCounters:
     ) -> list[PrecursorChange]:
         part = kind.parts[node, number]
         fit = kind.fit(minute)
-        had_counted = number in known.counted
+        had_counted = bool(known.counted >> number & 1)
         found = statistic.score(part.minutes, minute, fit, had_counted=had_counted)
         is_weak = found < fit.threshold or fit.is_common or not kind.has_place(node)
         if not part.is_finding and is_weak:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Protocol
 
 from attrs import define, field
@@ -167,6 +168,10 @@ class AgentEventHandler:
     def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Compare the node's measurements with those of the others."""
         if node in self._lines:
+            health = self._registry.node_state(node).agent.health
+            if measured.series and health is not None:
+                series = health.components.with_these_names(measured.series)
+                measured = replace(measured, series=series)
             for tracker in self._measurements:
                 tracker.on_measurements(node, measured, at)
 
