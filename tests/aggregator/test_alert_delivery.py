@@ -314,6 +314,68 @@ async def test_a_mail_arrives_and_its_end_in_the_same_thread(tmp_path: Path) -> 
     assert second["References"] == first["Message-ID"]
 
 
+class HangsAt(Mailbox):
+    """Answers no command of this name."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        setattr(self, f"handle_{command}", self._hang)
+
+    async def _hang(self, *_: object) -> str:
+        self.asked.set()
+        await asyncio.sleep(3600)
+        return "250 OK"
+
+
+async def test_a_mail_that_was_accepted_is_not_sent_again_for_a_server_that_hangs_then(
+    tmp_path: Path,
+) -> None:
+    mailbox = HangsAt("QUIT")
+    async with smtp(mailbox) as port, telling(tmp_path, mail_to(port, tls="none")) as alerts:
+        alerts.record_event(happened("n1"))
+        await until(lambda: delivered(alerts) == 1, lambda: alerts.problem)
+        assert alerts.tallies()["to-mail"].failed_attempts == 0
+        await mailbox.asked.wait()  # it is said all the same
+    assert len(mailbox.mails) == 1
+
+
+async def test_a_mail_server_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    mailbox = HangsAt("MAIL")
+    async with smtp(mailbox) as port:
+        receiver = replace(mail_to(port, tls="none"), timeout=300.0)
+        async with asyncio.timeout(PATIENCE), telling(tmp_path, receiver) as alerts:
+            alerts.record_event(happened("n1"))
+            await mailbox.asked.wait()
+
+
+class KnowsOne(Mailbox):
+    """One address."""
+
+    async def handle_RCPT(
+        self, _server: object, _session: object, envelope: Any, address: str, _: object
+    ) -> str:
+        if address != "oncall@site.test":
+            return "550 5.1.1 no such user"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+
+async def test_an_address_that_a_mail_server_refuses_is_told_and_the_others_have_the_mail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mailbox = KnowsOne()
+    async with smtp(mailbox) as port:
+        to = ("nobody@site.test", "oncall@site.test")
+        options = EmailOptions(f"localhost:{port}", "sickbay@site.test", to, tls="none")
+        async with telling(tmp_path, ReceiverConfig("mail", email=options)) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: delivered(alerts) == 1, lambda: alerts.problem)
+    assert len(mailbox.mails) == 1
+    [told] = [one for one in caplog.records if "refused one of several" in one.message]
+    assert (vars(told)["address"], vars(told)["because"]) == (to[0], "5.1.1 no such user")
+
+
 async def test_a_mail_server_is_verified_and_logged_in_to(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "authority")
     pair = authority.server("mail", ["127.0.0.1", "localhost"])

@@ -1,5 +1,7 @@
 """E-mail by SMTP: plain text, because a text part shows no node's name as HTML."""
 
+import asyncio
+import logging
 import socket
 import ssl
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import Address, EmailAddress, MaybePath
 from aggregator.runtime.text import visible
+
+log = logging.getLogger("sickbay.alerts")
 
 _MOST_SUBJECT = 200
 _MOST_TEMPLATE = 100_000
@@ -68,22 +72,34 @@ class EmailReceiver:
         mail = await exchange.thread.run(render, message, options, self._template, exchange.wall())
         context = None if options.tls == "none" else await exchange.thread.run(self._tls)
         host, _, port = options.smarthost.rpartition(":")
+        client = aiosmtplib.SMTP(
+            hostname=host.strip("[]"),
+            port=int(port),
+            # Without it the full name is looked up, in a thread that is waited for at the end.
+            local_hostname=socket.gethostname(),
+            username=options.username or None,
+            password=password,
+            timeout=self._timeout,
+            use_tls=options.tls == "tls",
+            start_tls=options.tls == "starttls",
+            tls_context=context,
+        )
         try:
-            await aiosmtplib.send(
-                mail,
-                hostname=host.strip("[]"),
-                port=int(port),
-                # Without it the full name is looked up, in a thread that is waited for at the end.
-                local_hostname=socket.gethostname(),
-                username=options.username or None,
-                password=password,
-                timeout=self._timeout,
-                use_tls=options.tls == "tls",
-                start_tls=options.tls == "starttls",
-                tls_context=context,
-            )
+            await client.connect()
+            refused, _ = await client.send_message(mail)
+            # Its answer is not waited for: a server that hangs now would get the mail again.
+            if isinstance(client.transport, asyncio.WriteTransport):
+                client.transport.write(b"QUIT\r\n")
         except aiosmtplib.SMTPException as error:
             return response_of(error)
+        finally:
+            client.close()
+        for address, answer in refused.items():  # the others have the mail
+            words = visible(answer.message, _MOST_SHOWN)
+            log.warning(
+                "a mail server refused one of several addresses",
+                extra={"event": "alerts.address_refused", "address": address, "because": words},
+            )
         return WebhookResponse(Delivery.DELIVERED, "the mail was accepted")
 
     def _tls(self) -> ssl.SSLContext:
