@@ -65,6 +65,12 @@ class LemonIndex(Protocol):
         """
         ...
 
+    async def of_kinds(
+        self, kinds: Iterable[EventKind], since: float, until: float
+    ) -> list[Transition]:
+        """Those of these kinds from ``since`` to ``until``. Raises `OSError`."""
+        ...
+
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class LemonDetector:
@@ -97,11 +103,12 @@ class LemonDetector:
     async def check_events(self) -> None:
         """Read the last weeks again."""
         now = self._clocks.earliest()
-        kinds = [*_PAST, EventKind.LEMON]
         try:
             transitions = await self._history.node_transitions(
-                _ACTED, kinds, now - WINDOW, MOST_NODES, MOST_ROWS
+                _ACTED, _PAST, now - WINDOW, MOST_NODES, MOST_ROWS
             )
+            # Of a node that flaps, the rows above may not reach back for a week.
+            lately = await self._history.of_kinds((EventKind.LEMON,), now - SAME_EVERY, now)
         except OSError as error:
             if not self._fleet.lemons_trouble:
                 log.warning("the search for lemons failed", extra={"error": str(error)})
@@ -119,8 +126,10 @@ class LemonDetector:
         self._fleet.lemons = tuple(lemons)
         self._checked = True
         self._nodes_with_transitions = frozenset(transitions)
+        known = {one.node for one in lately}
         for lemon in lemons:
-            self.log_verdict(lemon, transitions[lemon.node], now)
+            if lemon.node not in known:
+                self.log_verdict(lemon, now)
 
     def report_lemons(self) -> None:
         """Emit evidence for every lemon's node, and end it where the node is none any more."""
@@ -159,10 +168,7 @@ class LemonDetector:
             return False
         return self._clocks.earliest() - quarantine.status.cordoned_at < WINDOW
 
-    def log_verdict(self, lemon: Lemon, past: Iterable[Transition], now: float) -> None:
-        lately = (one.at for one in past if one.kind is EventKind.LEMON)
-        if any(now - at < SAME_EVERY for at in lately):
-            return
+    def log_verdict(self, lemon: Lemon, now: float) -> None:
         self._event_sink.record_event(
             Transition(
                 at=now,

@@ -421,6 +421,9 @@ class NoTransitions:
     async def node_transitions(self, *_: object) -> dict[str, list[Transition]]:
         return {}
 
+    async def of_kinds(self, *_: object) -> list[Transition]:
+        return []
+
 
 @virtual_time.in_virtual_time
 async def test_a_history_that_was_lost_releases_nobody() -> None:

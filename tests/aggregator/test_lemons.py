@@ -187,6 +187,31 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
         await history.close()
 
 
+async def test_a_lemon_that_flaps_is_told_once_a_week_however_many_rows_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = (1.5, 1.4, 1.3, 1.2)
+    monkeypatch.setattr("aggregator.history.lemon_detector.MOST_ROWS", 4 * len(times))
+    history = History(url(tmp_path), keep=60 * DAY, clocks=CLOCKS, rng=random.Random(1))
+    history.start()
+    fleet, notes = FleetState(), Notes()
+    watch = LemonDetector(
+        history=history,
+        fleet=fleet,
+        event_sink=notes,
+        clocks=CLOCKS,
+        bounds=BOUNDS,
+        record_evidence=lambda _node, _component: True,
+    )
+    told = Transition(time.time() - 2 * DAY, EventKind.LEMON, "n1", "")
+    history.record_event(told)
+    await keep_story(history, "n1", times)
+    await watch.check_events()
+    assert [lemon.node for lemon in fleet.lemons] == ["n1"]
+    assert notes.transitions == []
+    await history.close()
+
+
 async def test_a_history_that_cannot_be_read_keeps_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "history.db").write_text("no database at all, by any means\n" * 100)
     history = History(url(tmp_path), keep=DAY, clocks=CLOCKS, rng=random.Random(1))
