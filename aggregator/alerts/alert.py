@@ -127,6 +127,8 @@ def alert_of(transition: Transition) -> Alert | None:
             return None
         if kind is EventKind.INCIDENT_OPENED and action == "drain":
             severity = "critical"
+    # The release that follows at once is no end of this failure: a person gives the node back.
+    lasts = kind in LASTING and transition.details.get("hook") != "post_release"
     return Alert(
         id=_digest(dedup_key(transition), repr(transition.at)),
         kind=kind.value,
@@ -138,7 +140,7 @@ def alert_of(transition: Transition) -> Alert | None:
         incident=transition.incident,
         details={_text(k): _text(v) for k, v in list(transition.details.items())[:MAX_DETAILS]},
         key=dedup_key(transition),
-        state=AlertState.FIRING if kind in LASTING else AlertState.NOTICE,
+        state=AlertState.FIRING if lasts else AlertState.NOTICE,
     )
 
 

@@ -37,8 +37,9 @@ class Item:
 
     ``alert`` is None for a transition that is sent on no route and only ends an earlier alert.
     ``routes`` are the keys of those that send it, ``groups`` its group on each; ``follow`` those
-    that also send the end of alerts. ``free``: the node is exempt no more. ``decision``: alerts of
-    the node that wait for it are sent now, or dropped where it is covered by a common cause.
+    that also send the end of alerts. ``exempt``: a node, and until when it is exempt now (0: it is
+    not). ``decision``: alerts of the node that wait for it are sent now, or dropped where it is
+    covered by a common cause.
     """
 
     topic: str
@@ -48,7 +49,7 @@ class Item:
     groups: Mapping[str, str] = field(default_factory=dict)
     follow: frozenset[str] = frozenset()
     hold: AlertHold | None = None
-    free: str = ""
+    exempt: tuple[str, float] | None = None
     decision: NodeDecision | None = None
 
 
@@ -76,18 +77,20 @@ class Batch:
         }
         self._begun: dict[tuple[str, str], dict[str, Any]] = {}
         self._ended: list[tuple[str, str]] = []
-        held = sa.and_(pending.c.held_by != "", pending.c.node.in_(sorted(nodes)))
-        waiting = db.execute(sa.select(pending.c.route, pending.c.firing).where(held))
-        self._held = {(route, firing) for route, firing in waiting}
+        held = sa.and_(pending.c.not_before > now, pending.c.node.in_(sorted(nodes)))
+        waiting = db.execute(
+            sa.select(pending.c.route, pending.c.firing, pending.c.alert).where(held)
+        )
+        self._held = {(route, firing): decode_alert(text) for route, firing, text in waiting}
         self._dropped: list[tuple[str, str]] = []
         self._queue: list[dict[str, Any]] = []
-        self._free: set[str] = set()
+        self._exempt: dict[str, float] = {}
         self._decisions: dict[str, NodeDecision] = {}
 
     def take(self, item: Item) -> None:
         reported_of = self._end(item.ends) if item.ends is not None else set()
-        if item.free:
-            self._free.add(item.free)
+        if item.exempt is not None:
+            self._exempt |= [item.exempt]
         if item.decision is not None:
             self._decisions[item.decision.node] = item.decision
         alert = item.alert
@@ -110,6 +113,8 @@ class Batch:
                 continue  # the end of the alerts before it reports the same
             grp = item.groups.get(route, "")
             self._queue.append(pending_row(route, grp, alert, self._now, alert.id, item.hold))
+            if item.hold is not None and item.hold.until > self._now:
+                self._held[route, alert.id] = alert
             if route in item.follow and alert.state is AlertState.FIRING:
                 self._begun[route, alert.id] = {
                     "route": route,
@@ -121,8 +126,6 @@ class Batch:
                     "at": self._now,
                     "alert": encode_alert(alert),
                 }
-                if item.hold is not None:
-                    self._held.add((route, alert.id))
 
     def _end(self, ends: Resolution) -> set[str]:
         """The routes that report an end."""
@@ -134,6 +137,7 @@ class Batch:
             if _matches(ends, kinds, entry["node"], entry["kind"], entry["incident"]):
                 del self._reported[topic]
                 self._forgotten.add(topic)
+        self._dropped += [key for key, alert in self._held.items() if ends.ends(alert)]
         learn = set()
         for key, row in (*self._lasting.items(), *self._begun.items()):
             if row["ended"]:
@@ -143,7 +147,6 @@ class Batch:
                 continue
             row["ended"] = 1
             if key in self._held:
-                self._dropped.append(key)
                 continue
             learn.add(key[0])
             self._ended.append(key)
@@ -163,6 +166,9 @@ class Batch:
         if queue:
             db.execute(sa.insert(pending), queue)
         if begun:
+            # A batch whose commit was not answered is written again.
+            for some in chunks(sorted({row["firing"] for row in begun})):
+                db.execute(sa.delete(lasting).where(lasting.c.firing.in_(some)))
             db.execute(sa.insert(lasting), begun)
         for route, firing in dropped:
             for table in (pending, lasting):
@@ -171,9 +177,10 @@ class Batch:
         for route, firing in self._ended:
             same = (lasting.c.route == route, lasting.c.firing == firing)
             db.execute(sa.update(lasting).where(*same).values(ended=1))
-        if self._free:
-            freed = (pending.c.held_by == "exempt", pending.c.node.in_(sorted(self._free)))
-            db.execute(sa.update(pending).where(*freed).values(not_before=0.0, held_by=""))
+        for node, until in self._exempt.items():
+            its = (pending.c.held_by == "exempt", pending.c.node == node)
+            held_by = "exempt" if until else ""
+            db.execute(sa.update(pending).where(*its).values(not_before=until, held_by=held_by))
         for decision in self._decisions.values():
             _decide(db, decision)
         db.execute(sa.delete(lasting).where(lasting.c.at < self._now - LASTS_AT_MOST))

@@ -41,18 +41,22 @@ def due_rows(
         sa.select(sa.func.min(pending.c.not_before)).where(of_route, pending.c.not_before > now)
     ).scalar()
     waits = [soonest - now] if soonest is not None else []
+    # A group waits after its last delivery; groups beyond those that wait are read all the same.
+    pausing = sa.and_(
+        groups.c.route == route, groups.c.last_at > now - wait.interval, groups.c.last_at <= now
+    )
+    waiting = groups.c.grp.in_(sa.select(pending.c.grp).where(free))
+    last = db.execute(sa.select(sa.func.min(groups.c.last_at)).where(pausing, waiting)).scalar()
+    if last is not None:
+        waits.append(last + wait.interval - now)
     names = db.execute(
         sa.select(pending.c.grp)
-        .where(free)
+        .where(free, pending.c.grp.not_in(sa.select(groups.c.grp).where(pausing)))
         .group_by(pending.c.grp)
         .order_by(sa.func.min(pending.c.seq))
         .limit(MOST_GROUPS)
     ).scalars()
     for name in names.all():
-        pause = _pause(db, route, name, now, wait.interval)
-        if pause > 0:
-            waits.append(pause)
-            continue
         taken, pause = _due_of_group(db, free, name, now, wait)
         if taken:
             return taken, None
@@ -86,16 +90,6 @@ def _due_of_group(
     if taken and wait.linger == wait.grouped:
         taken += others  # one message for all of it
     return sorted(taken, key=lambda row: row.seq), min(waits, default=0.0)
-
-
-def _pause(db: sa.Connection, route: str, name: str, now: float, interval: float) -> float:
-    if not interval:
-        return 0.0
-    same = (groups.c.route == route, groups.c.grp == name)
-    last = db.execute(sa.select(groups.c.last_at).where(*same)).scalar()
-    if last is None or last > now:
-        return 0.0
-    return float(last + interval - now)
 
 
 def compose(db: sa.Connection, route: str, rows: Sequence[Any], now: float) -> PendingDelivery:

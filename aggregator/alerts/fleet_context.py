@@ -1,8 +1,12 @@
 """The facts that alerts need of a node, from the fleet's state in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from attrs import define
+
+from aggregator.alerts.alert import LASTING
 from aggregator.alerts.routes import NO_CONTEXT, NodeContext
+from aggregator.events import EventKind
 from aggregator.quarantine.state.fleet import FleetState
 
 
@@ -40,3 +44,42 @@ class FleetContext:
             exempt_until=found.cluster.operator_requests.exempt_until,
             mode=self._fleet.mode_of(found),
         )
+
+
+_OF_QUARANTINE = ("quarantine.", "work.", "repair.")
+
+
+@define(eq=False, repr=False, kw_only=True)
+class FleetEnds:
+    """Whether an alert that lasts is over by the fleet's state: a transition that is lost, or that
+    came while no controller ran, ends no alert. ``lists_all``: a node that is not known is none.
+    """
+
+    _fleet: FleetState
+    _lists_all: bool
+    _record_problem: Callable[[], str]
+
+    def __call__(self, kind: str, node: str, incident: str) -> bool:
+        fleet = self._fleet
+        if kind not in LASTING or fleet.view_lost or fleet.waiting_for_quorum:
+            return False
+        if not node:
+            lasts = {
+                EventKind.STOPPED: bool(fleet.stop),
+                EventKind.COOLDOWN: bool(fleet.cooling),
+                EventKind.RECORD_LOST: bool(self._record_problem()),
+                EventKind.COMMON_CAUSE: incident in fleet.causes,
+                EventKind.NETWORK_BLAMED: incident in fleet.network,
+            }
+            return not lasts.get(EventKind(kind), True)
+        found = fleet.node_summaries.get(node)
+        if found is None:
+            return self._lists_all
+        if kind.startswith(_OF_QUARANTINE) and kind != EventKind.HELD:
+            marked = found.cluster.marked or found.quarantine_view.unclaimed
+            return found.quarantine is None and not marked
+        if not found.agent.is_fresh:
+            return False
+        if kind == EventKind.INCIDENT_OPENED:
+            return incident not in found.decision.incidents
+        return kind != EventKind.HELD or found.decision.hold is None

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import aiohttp
@@ -17,6 +17,7 @@ import aiohttp
 from aggregator.alerts.alert import (
     DECIDED_WITHIN,
     Alert,
+    Resolution,
     alert_of,
     decision_of,
     dedup_key,
@@ -55,6 +56,10 @@ _CLOSE_WITHIN = 5.0
 #: Seconds between two readings of the outbox while nothing waits.
 _POLL_EVERY = 30.0
 _MOST_DEAD_SHOWN = 50
+#: Seconds after the start, until which agents report and evidence is derived again, and then
+#: between two readings of the alerts that last. Two must find one to be over: its end may be late.
+_SETTLED = 900.0
+_ENDS_EVERY = 60.0
 #: Seconds for which another replica, of another configuration, may yet send alerts on its routes.
 _OTHERS_ROUTES = 3600.0
 
@@ -76,8 +81,9 @@ class AlertCounters:
 class Notifier:
     """An `EventSink` that sends alerts by ``settings``, from the outbox in ``store``.
 
-    Without routes the store is never opened. ``context`` and ``advise`` know the nodes;
-    ``replica`` is our own name, where several share the outbox.
+    Without routes the store is never opened. ``context`` and ``advise`` know the nodes; ``is_over``
+    whether an alert that lasts, by kind, node and incident, is over; ``replica`` is our own name,
+    where several share the outbox.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class Notifier:
         context: Contexts = lambda _node: NO_CONTEXT,
         owners: Owners = no_owner,
         advise: Advisor = no_advice,
+        is_over: Callable[[str, str, str], bool] = lambda _kind, _node, _incident: False,
         replica: str = "",
         retry: Retry = DEFAULT_RETRY,
         targets: Sequence[RouteTarget] | None = None,
@@ -105,10 +112,14 @@ class Notifier:
         self._queue: deque[Item] = deque()
         self._some = asyncio.Event()
         self._closing = False
+        self._is_over = is_over
+        self._ends_due = clocks.now() + _SETTLED
+        self._over: set[tuple[str, str, str]] = set()
         self._failure = ""
         self._depths: Mapping[str, int] = {}
         self._dead: tuple[DeadDelivery, ...] = ()
         self._dead_counts: Mapping[str, int] = {}
+        self._newest_dead = (0, 0)
         self._session: aiohttp.ClientSession | None = None
         self._senders: list[RouteSender] = []
         self._writer: asyncio.Task[None] | None = None
@@ -177,8 +188,8 @@ class Notifier:
             return
         alert = alert_of(transition) if self._router.wants(transition.kind) else None
         over = resolves(transition)
-        free = _freed(transition)
-        if alert is None and over is None and not free and decision_of(transition) is None:
+        requested = transition.kind is EventKind.REQUESTED
+        if alert is None and over is None and not requested and decision_of(transition) is None:
             return
         if self._closing or len(self._queue) >= MOST_WAITING:
             self.counters.lost += alert is not None
@@ -187,9 +198,10 @@ class Notifier:
         self._some.set()
 
     def _item(self, transition: Transition, alert: Alert | None) -> Item:
-        topic, over, free = dedup_key(transition), resolves(transition), _freed(transition)
-        if free and self._router.is_exempt(free, self._clocks.earliest()):
-            free = ""
+        topic, over = dedup_key(transition), resolves(transition)
+        exempt = None
+        if transition.kind is EventKind.REQUESTED:  # people may have changed it
+            exempt = self._exemption(transition.node)
         targets: list[RouteTarget] = []
         hold = None
         if alert is not None:
@@ -198,7 +210,7 @@ class Notifier:
             hold = self._hold(alert)
         decision = decision_of(transition)
         if alert is None or not targets:
-            return Item(topic, None, over, (), free=free, decision=decision)
+            return Item(topic, None, over, (), exempt=exempt, decision=decision)
         return Item(
             topic,
             alert,
@@ -207,9 +219,12 @@ class Notifier:
             {target.key: group_of(target, alert) for target in targets if target.group_by},
             frozenset(target.key for target in targets if target.resolved),
             hold,
-            free,
+            exempt,
             decision,
         )
+
+    def _exemption(self, node: str) -> tuple[str, float]:
+        return node, self._router.node_exempt_until(node, self._clocks.earliest())
 
     def _hold(self, alert: Alert) -> AlertHold | None:
         now = self._clocks.earliest()
@@ -281,6 +296,8 @@ class Notifier:
                 if not begun:
                     await self._begin()
                     begun = True
+                elif self._clocks.now() >= self._ends_due and not self._closing:
+                    await self._end_forgotten()
                 elif self._queue:
                     await self._accept()
                 else:
@@ -330,6 +347,21 @@ class Notifier:
             sender.wake()
         self._depths = await self._thread.run(self._outbox.depths)
 
+    async def _end_forgotten(self) -> None:
+        """End the alerts that are over, and whose end did not come; and exemptions likewise."""
+        self._ends_due = self._clocks.now() + _ENDS_EVERY
+        before = self._over
+        self._over = {
+            one for one in await self._thread.run(self._outbox.unended) if self._is_over(*one)
+        }
+        for kind, node, incident in sorted(self._over & before):
+            summary = f"{node or 'the fleet'}: this is over; its end was not recorded"
+            kinds, at = frozenset({EventKind(kind)}), self._clocks.wall()
+            over = Resolution(node, kinds, incident, at=at, summary=summary)
+            self._queue.append(Item("", None, over, ()))
+        for node in await self._thread.run(self._outbox.exempt_nodes):
+            self._queue.append(Item("", None, None, (), exempt=self._exemption(node)))
+
     async def _watch(self) -> None:
         """Wait until there is a transition to store; counts undelivered alerts now and then."""
         self._some.clear()  # nothing is queued: no await lies between that read and this line
@@ -342,6 +374,9 @@ class Notifier:
     async def _read_outbox_state(self) -> None:
         """The alerts that wait, and those that were given up."""
         self._depths = await self._thread.run(self._outbox.depths)
+        newest = await self._thread.run(self._outbox.newest_dead)
+        if newest == self._newest_dead:
+            return  # they may be megabytes, and are read each second while an alert waits
         self._dead_counts = await self._thread.run(self._outbox.dead_count)
         names = {target.key: target.name for target in self.targets}
         letters = await self._thread.run(self._outbox.dead_letters, _MOST_DEAD_SHOWN)
@@ -349,8 +384,4 @@ class Notifier:
             replace(one, route=names.get(one.route, "a route that is no longer configured"))
             for one in letters
         )
-
-
-def _freed(transition: Transition) -> str:
-    """The node whose exemption may have ended: people have changed their requests about it."""
-    return transition.node if transition.kind is EventKind.REQUESTED else ""
+        self._newest_dead = newest

@@ -12,9 +12,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from aggregator.alerts.alert import Alert
+from aggregator.alerts.alert import LASTING, Alert
 from aggregator.alerts.alert_codec import decode_alert
-from aggregator.alerts.batch import AlertHold, Batch, Item
+from aggregator.alerts.batch import LASTS_AT_MOST, AlertHold, Batch, Item
 from aggregator.alerts.composition import MOST_GROUPED, BatchWait, compose, due_rows
 from aggregator.alerts.message import PendingDelivery, summaries_of
 from aggregator.alerts.overview import DeadDelivery
@@ -37,7 +37,7 @@ MOST_OF_NODE = 200
 #: Dead letters that are kept for inspection.
 MOST_DEAD = 500
 _MOST_SUMMARIES = 3
-#: Seconds for which the same alert is not sent again, unless it has ended in between.
+#: Seconds for which the same notice is not sent again. An alert that lasts is sent once.
 SAME_WITHIN = 6 * 3600.0
 
 
@@ -74,7 +74,9 @@ class AlertOutbox:
     @_one_change
     def accept(self, db: sa.Connection, items: Sequence[Item], now: float) -> tuple[int, int]:
         """Make durable. Returns how many alerts were new, and how many old ones were dropped."""
-        db.execute(sa.delete(reported).where(reported.c.at < now - SAME_WITHIN))
+        moment = reported.c.kind.not_in(sorted(LASTING))
+        for most, which in ((SAME_WITHIN, moment), (LASTS_AT_MOST, sa.true())):
+            db.execute(sa.delete(reported).where(reported.c.at < now - most, which))
         # A clock that was set back must not silence repeated alerts until it has caught up.
         db.execute(sa.update(reported).where(reported.c.at > now).values(at=now))
         batch = Batch(db, items, now)
@@ -164,6 +166,13 @@ class AlertOutbox:
         ]
 
     @_one_change
+    def newest_dead(self, db: sa.Connection) -> tuple[int, int]:
+        """The number of the newest dead letter, and how many are kept: cheap to compare."""
+        newest, kept = sa.func.coalesce(sa.func.max(dead.c.seq), 0), sa.func.count()
+        seq, number = db.execute(sa.select(newest, kept)).one()
+        return seq, number
+
+    @_one_change
     def dead_count(self, db: sa.Connection) -> Mapping[str, int]:
         """How many dead letters of each route are kept."""
         query = sa.select(dead.c.route, sa.func.count()).group_by(dead.c.route)
@@ -191,6 +200,12 @@ class AlertOutbox:
         return [(seq, decode_alert(text)) for seq, text in db.execute(query)]
 
     @_one_change
+    def exempt_nodes(self, db: sa.Connection) -> list[str]:
+        """The nodes whose alerts an exemption holds."""
+        query = sa.select(pending.c.node).where(pending.c.held_by == "exempt").distinct()
+        return list(db.execute(query).scalars())
+
+    @_one_change
     def hold(self, db: sa.Connection, until: Mapping[int, float]) -> None:
         """The alerts of these numbers are held until then; 0: no more."""
         for seq, end in until.items():
@@ -209,6 +224,14 @@ class AlertOutbox:
             .limit(MOST_GROUPED)
         )
         return [decode_alert(text) for text in db.execute(query).scalars()]
+
+    @_one_change
+    def unended(self, db: sa.Connection) -> set[tuple[str, str, str]]:
+        """Kind, node and incident of the alerts that last, and of those not to be sent again."""
+        topics = sa.select(reported.c.kind, reported.c.node, reported.c.incident)
+        found = {(kind, node, incident) for kind, node, incident in db.execute(topics)}
+        alerts = db.execute(sa.select(lasting.c.alert).where(lasting.c.ended == 0)).scalars()
+        return found | {(one.kind, one.node, one.incident) for one in map(decode_alert, alerts)}
 
     @_one_change
     def depths(self, db: sa.Connection) -> Mapping[str, int]:

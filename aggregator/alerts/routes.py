@@ -190,10 +190,9 @@ class Router:
 
     def targets(self, alert: Alert) -> list[RouteTarget]:
         """The routes that send it: of several to one receiver, the first."""
-        contexts = [self._context(node) for node in alert.nodes]
         found: list[RouteTarget] = []
         for target in self._targets:
-            if matches(target.matchers, alert, contexts) and not any(
+            if matches(target.matchers, alert) and not any(
                 one.receiver_name == target.receiver_name for one in found
             ):
                 found.append(target)
@@ -201,18 +200,22 @@ class Router:
 
     def silence(self, alert: Alert, now: float) -> float:
         """Until when a silence holds the alert; 0: no silence does."""
-        contexts = [self._context(node) for node in alert.nodes]
-        return silenced_until(self._settings.silences, alert, contexts, now)
+        ends = (
+            one.until
+            for one in self._settings.silences
+            if one.until > now and _is_silenced(one, alert)
+        )
+        return max(ends, default=0.0)
 
     def exempt_until(self, alert: Alert, now: float) -> float:
         """Until when its node is exempt; 0: it is not, or this alert must be reported."""
         if not alert.node or alert.kind == EventKind.REQUESTED:
             return 0.0
-        until = self._context(alert.node).exempt_until
-        return until if until > now else 0.0
+        return self.node_exempt_until(alert.node, now)
 
-    def is_exempt(self, node: str, now: float) -> bool:
-        return self._context(node).exempt_until > now
+    def node_exempt_until(self, node: str, now: float) -> float:
+        until = self._context(node).exempt_until
+        return until if until > now else 0.0
 
     def _labels(self, context: NodeContext) -> dict[str, str]:
         own = {"pool": context.pool, "rack": context.rack, "rules": ",".join(context.rules)}
@@ -220,10 +223,10 @@ class Router:
         return {key: value for key, value in (own | named).items() if value}
 
 
-def matches(matchers: Matchers, alert: Alert, contexts: Sequence[NodeContext]) -> bool:
-    """Whether the alert matches every key that is given. ``contexts`` are its nodes'.
+def matches(matchers: Matchers, alert: Alert) -> bool:
+    """Whether the alert, as `Router.labelled` has made it, matches every key that is given.
 
-    Of an alert about several nodes, one that matches is enough.
+    By its own labels: of an alert of an earlier process the nodes may not be known yet.
     """
     if alert.kind not in _kinds(matchers):
         return False
@@ -231,23 +234,21 @@ def matches(matchers: Matchers, alert: Alert, contexts: Sequence[NodeContext]) -
         return False
     if matchers.nodes and not _fits(alert.nodes, matchers.nodes):
         return False
-    if matchers.owners and not _is_owned(alert.labels.get("owner", ""), matchers.owners):
+    labels = alert.labels
+    if matchers.owners and not _is_owned(labels.get("owner", ""), matchers.owners):
         return False
-    known = contexts or [_from_labels(alert)]
-    return any(_context_fits(matchers, one) for one in known)
+    if matchers.pools and not _fits((labels.get("pool", ""),), matchers.pools):
+        return False
+    rules = [rule for rule in labels.get("rules", "").split(",") if rule]
+    if matchers.rules and not _fits(rules, matchers.rules):
+        return False
+    wanted = matchers.labels.items()
+    return all(fnmatchcase(labels.get(key, ""), pattern) for key, pattern in wanted)
 
 
-def silenced_until(
-    silences: Iterable[SilenceConfig], alert: Alert, contexts: Sequence[NodeContext], now: float
-) -> float:
-    """The latest end of the silences that hold the alert; 0: none does."""
-    ends = (one.until for one in silences if one.until > now and _is_silenced(one, alert, contexts))
-    return max(ends, default=0.0)
-
-
-def _is_silenced(silence: SilenceConfig, alert: Alert, contexts: Sequence[NodeContext]) -> bool:
+def _is_silenced(silence: SilenceConfig, alert: Alert) -> bool:
     every = silence if silence.kinds is not None else replace(silence, kinds=tuple(EventKind))
-    return matches(every, alert, contexts)
+    return matches(every, alert)
 
 
 def group_of(target: RouteTarget, alert: Alert) -> str:
@@ -259,30 +260,13 @@ def group_of(target: RouteTarget, alert: Alert) -> str:
         "incident": alert.incident,
     }
     values = (own.get(key, alert.labels.get(key, "")) for key in target.group_by)
-    return "\x1f".join(values)
-
-
-def _context_fits(matchers: Matchers, context: NodeContext) -> bool:
-    if matchers.pools and not _fits((context.pool,), matchers.pools):
-        return False
-    if matchers.rules and not _fits(context.rules, matchers.rules):
-        return False
-    return all(
-        fnmatchcase(context.labels.get(key, ""), pattern)
-        for key, pattern in matchers.labels.items()
-    )
+    # An owner is a tenant's text: a database takes neither a NUL nor half a character.
+    return "\x1f".join(values).replace("\0", "").encode("utf-8", "replace").decode()
 
 
 def _is_owned(owner: str, patterns: Sequence[str]) -> bool:
     """Pods without an owner belong to the pattern "" alone, or "*" would be every alert."""
     return _fits((owner,), patterns) if owner else "" in patterns
-
-
-def _from_labels(alert: Alert) -> NodeContext:
-    """Of an alert about the fleet: the context that the nodes it names share."""
-    labels = alert.labels
-    rules = tuple(part for part in labels.get("rules", "").split(",") if part)
-    return NodeContext(labels, labels.get("pool", ""), labels.get("rack", ""), rules)
 
 
 def _fits(values: Iterable[str], patterns: Sequence[str]) -> bool:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import random
-import ssl
 
 import aiohttp
 from attrs import define, field
@@ -243,5 +242,5 @@ async def deliver(target: RouteTarget, message: Message, exchange: Exchange) -> 
         return WebhookResponse(Delivery.RETRY, str(error))
     except TimeoutError:
         return WebhookResponse(Delivery.RETRY, f"no answer within {target.timeout:g} s")
-    except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - a library fails in any way, and a route must not end
         return WebhookResponse(Delivery.RETRY, words_of(error))

@@ -23,7 +23,7 @@ from aggregator.alerts.tables import (
     reported,
     schema,
 )
-from aggregator.runtime.database import Engine, sqlite_engine
+from aggregator.runtime.database import Engine, identity, sqlite_engine
 from aggregator.runtime.sqlite_format import OUTBOX, is_of_no_release, of_no_release
 
 T = TypeVar("T")
@@ -65,6 +65,7 @@ class FileStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._engine: sa.Engine | None = None
+        self._file: tuple[int, int] | None = None
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         try:
@@ -97,7 +98,9 @@ class FileStore:
 
     def _open(self) -> sa.Engine:
         if self._engine is not None:
-            return self._engine
+            if identity(self.path) == self._file:
+                return self._engine
+            self.close()
         try:
             self.path.touch(mode=0o600)
         except OSError as error:
@@ -121,7 +124,7 @@ class FileStore:
         except BaseException:
             engine.dispose()
             raise
-        self._engine = engine
+        self._engine, self._file = engine, identity(self.path)
         return engine
 
 

@@ -104,7 +104,7 @@ def retry_after(text: str, now: float) -> float | None:
         return min(float(text), MOST_RETRY_AFTER)
     try:
         when = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the year 99999999999
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sqlalchemy.engine import make_url
 
-from aggregator.alerts.fleet_context import FleetContext
+from aggregator.alerts.fleet_context import FleetContext, FleetEnds
 from aggregator.alerts.next_step import FleetAdvice
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
@@ -112,6 +112,11 @@ class ControllerParts:
             context=context,
             owners=self._owners.owner_of,
             advise=FleetAdvice(fleet),
+            is_over=FleetEnds(
+                fleet=fleet,
+                lists_all=cluster.lists_all,
+                record_problem=lambda: self._controller.record_problem,
+            ),
             # A process that has restarted does not continue with the claims of the one before.
             replica=f"{name} {rng.getrandbits(32):08x}",
         )

@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from aggregator.history.engine import HistoryError
 from aggregator.history.migrate import is_ready, prepare
-from aggregator.runtime.database import reason, sqlite_engine
+from aggregator.runtime.database import identity, reason, sqlite_engine
 
 T = TypeVar("T")
 
@@ -62,8 +62,8 @@ class Sqlite:
                 engine.dispose()
 
     def _open(self) -> sa.Engine:
-        if self._engine is not None and self._identity() != self._file:
-            self.close()  # the file was replaced: SQLite would write on into nowhere
+        if self._engine is not None and identity(self._path) != self._file:
+            self.close()
         if self._engine is None:
             engine = self._for_reading() if self._reads else _engine(self._url, self._path)
             try:
@@ -72,7 +72,7 @@ class Sqlite:
                 engine.dispose()
                 raise
             self._engine = engine
-            self._file = self._identity()
+            self._file = identity(self._path)
         return self._engine
 
     def _for_reading(self) -> sa.Engine:
@@ -100,13 +100,6 @@ class Sqlite:
         """A connection that only reads waits for no writer's lock."""
         if not _in_transaction(engine, lambda one: is_ready(one, self.name), write=False):
             _in_transaction(engine, lambda one: prepare(one, self.name), write=True)
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
 
 
 def _in_transaction(engine: sa.Engine, work: Callable[[sa.Connection], T], *, write: bool) -> T:

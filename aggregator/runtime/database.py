@@ -4,6 +4,7 @@ Both are blocking and called from threads of their user's own, one call at a tim
 """
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -51,6 +52,17 @@ def sqlite_engine(url: sa.URL, pragmas: Iterable[str], begin: Begin, **pool: Any
         connection.exec_driver_sql(begin(connection))
 
     return engine
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """The file at the path; None: there is none. SQLite would go on writing to one that was taken
+    away.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def reason(error: Exception) -> str:

@@ -27,7 +27,10 @@ def happened(
 
 
 def item(
-    transition: Transition, group: str = "", hold: AlertHold | None = None, free: str = ""
+    transition: Transition,
+    group: str = "",
+    hold: AlertHold | None = None,
+    exempt: tuple[str, float] | None = None,
 ) -> Item:
     """For a chat that wants to learn of ends, and a machine that does not."""
     return Item(
@@ -38,7 +41,7 @@ def item(
         {CHAT: group},
         frozenset({CHAT}),
         hold,
-        free,
+        exempt,
         decision_of(transition),
     )
 
@@ -76,6 +79,49 @@ def test_a_group_that_was_sent_waits_for_its_interval_and_others_do_not(
     assert [one["node"] for one in composed(outbox, NOW + 22)] == ["b0"]
     assert outbox.next(CHAT, NOW + 22, WAIT) == pytest.approx(48)
     assert [one["node"] for one in composed(outbox, NOW + 70)] == ["a1"]
+
+
+def test_groups_that_wait_for_their_interval_hold_up_no_other_however_many_they_are(
+    outbox: AlertOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.alerts.composition.MOST_GROUPS", 2)
+    for turn in range(2):
+        some = [happened(f"a{n}", K.CORDONED if turn else K.OVERDUE) for n in range(3)]
+        outbox.accept([item(one, one.node) for one in some], NOW + turn)
+        for _ in () if turn else some:
+            composed(outbox, NOW + 10)
+    outbox.accept([item(happened("b0"), "b0")], NOW + 12)
+    assert [one["node"] for one in composed(outbox, NOW + 22)] == ["b0"]
+    assert outbox.next(CHAT, NOW + 22, WAIT) == pytest.approx(48)
+
+
+def test_a_batch_whose_commit_was_not_answered_can_be_written_again(outbox: AlertOutbox) -> None:
+    batch = [
+        item(happened("n1")),
+        item(happened("n1", K.RELEASED, NOW + 1)),
+        item(happened("n1", at=NOW + 2)),
+    ]
+    outbox.accept(batch, NOW + 3)
+    outbox.accept(batch, NOW + 4)
+    outbox.accept([item(happened("n2"))], NOW + 5)
+    assert composed(outbox, NOW + 20)[-1]["node"] == "n2"
+
+
+def test_a_hook_that_succeeds_at_last_ends_the_alert_about_its_failure(outbox: AlertOutbox) -> None:
+    outbox.accept([item(happened("n1", K.HOOK_FAILED, hook="pre_evict"))], NOW)
+    outbox.accept([item(happened("n1", K.HOOK, hook="pre_evict"))], NOW + 1)
+    found = [(one["kind"], one["state"]) for one in composed(outbox, NOW + 20)]
+    assert found[1] == ("quarantine.hook_failed", "resolved")
+
+
+def test_a_hook_that_fails_after_the_release_is_not_ended_by_that_release(
+    outbox: AlertOutbox,
+) -> None:
+    failed = [happened("n1", K.HOOK_FAILED, hook=hook) for hook in ("pre_evict", "post_release")]
+    outbox.accept([item(one) for one in failed], NOW)
+    outbox.accept([item(happened("n1", K.RELEASED, NOW + 1))], NOW + 1)
+    found = [(one["details"]["hook"], one["state"]) for one in composed(outbox, NOW + 20)]
+    assert found == [("pre_evict", "firing"), ("post_release", "notice"), ("pre_evict", "resolved")]
 
 
 def test_an_end_goes_to_the_routes_that_follow_and_names_the_delivery_that_announced_it(
@@ -168,8 +214,10 @@ def test_a_silenced_alert_that_ends_meanwhile_is_never_sent_nor_is_its_end(
     outbox.accept([item(happened("n2"), hold=hold), item(happened("n2", K.RELEASED))], NOW)
     over = replace(item(happened("n1", K.RELEASED)), hold=hold)
     outbox.accept([over], NOW + 60)
-    assert [one["node"] for one in composed(outbox, NOW + 4000)] == ["n2"]  # its release, a notice
-    assert outbox.next(CHAT, NOW + 4000, WAIT) is None
+    for route in (CHAT, MACHINE):
+        found = composed(outbox, NOW + 4000, route)
+        assert [(one["node"], one["kind"]) for one in found] == [("n2", "quarantine.released")]
+        assert outbox.next(route, NOW + 4000, WAIT) is None
 
 
 def test_a_silence_that_was_taken_out_of_the_configuration_holds_no_alert(
@@ -182,12 +230,20 @@ def test_a_silence_that_was_taken_out_of_the_configuration_holds_no_alert(
     assert [one["node"] for one in composed(outbox, NOW + 20)] == ["n1"]
 
 
-def test_an_exemption_that_people_end_early_frees_its_alerts(outbox: AlertOutbox) -> None:
-    outbox.accept([item(happened("n1"), hold=AlertHold(NOW + 3600, "exempt"))], NOW)
+def test_an_exemption_that_people_end_early_frees_its_alerts_and_a_longer_one_holds_them(
+    outbox: AlertOutbox,
+) -> None:
+    hold = AlertHold(NOW + 3600, "exempt")
+    outbox.accept([item(happened("n1"), hold=hold), item(happened("n3"), hold=hold)], NOW)
     assert outbox.held() == []
-    outbox.accept([item(happened("n2", K.REQUESTED), free="n1")], NOW + 60)
+    outbox.accept([item(happened("n2", K.REQUESTED), exempt=("n1", 0.0))], NOW + 60)
+    outbox.accept([item(happened("n3", K.REQUESTED), exempt=("n3", NOW + 9000))], NOW + 60)
     found = composed(outbox, NOW + 120)
-    assert [one["node"] for one in found] == ["n1", "n2"]
+    assert [one["node"] for one in found] == ["n1", "n2", "n3"]
+    assert found[-1]["kind"] == "node.requested"
+    assert outbox.exempt_nodes() == ["n3"]
+    assert outbox.next(CHAT, NOW + 3700, WAIT) == pytest.approx(5300)
+    assert [one["node"] for one in composed(outbox, NOW + 9001)] == ["n3"]
 
 
 def opened(node: str) -> Item:

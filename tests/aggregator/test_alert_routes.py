@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,33 @@ def test_a_silence_holds_the_alerts_that_match_until_its_end() -> None:
         ("cpu-1", K.OVERDUE): 0.0,
         ("cpu-1", K.MOVED): 0.0,
     }
+
+
+async def test_a_silence_by_a_pool_or_a_rule_outlives_a_restart_before_which_nodes_are_known(
+    tmp_path: Path,
+) -> None:
+    silences = (
+        SilenceConfig(pools=("h100",), until=NOW + 900, reason="a test"),
+        SilenceConfig(rules=("disk-*",), until=NOW + 800, reason="a test"),
+        SilenceConfig(labels={RACK: "r1"}, until=NOW + 700, reason="a test"),
+    )
+    settings = AlertSettings(receivers=(CHAT,), routes=(route(),), silences=silences)
+    story = Story(tmp_path, settings)
+    story.record(happened("gpu-1"), happened("cpu-1"))
+    clock = Clock()
+    store = FileStore(tmp_path / "outbox.db")
+    after = Notifier(store, settings, clocks=Clocks(clock, clock), rng=random.Random(1))
+    await after._begin()
+    await after.close()
+    story.clock.now = NOW + 100
+    assert story.next() == pytest.approx(700)
+    story.outbox.close()
+
+
+def test_a_tenants_text_for_an_owner_makes_a_group_that_every_database_takes() -> None:
+    [target] = router(route(group_by=("owner",)))._targets
+    owned_by = replace(present(alert_of(happened("gpu-1"))), labels={"owner": "a\0\ud800b"})
+    assert group_of(target, owned_by) == "a?b"
 
 
 def test_an_exempt_node_is_silent_and_peoples_requests_about_it_are_not() -> None:

@@ -224,6 +224,19 @@ def test_a_file_from_the_future_is_refused_and_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_file_that_was_taken_away_or_replaced_is_not_written_on_into_nowhere(
+    path: Path,
+) -> None:
+    outbox = AlertOutbox(FileStore(path))
+    outbox.accept([item(happened("n1"))], NOW)
+    path.rename(path.with_name("old.db"))
+    outbox.accept([item(happened("n2"))], NOW)
+    again = AlertOutbox(FileStore(path))  # the first was never closed: it was killed
+    assert nodes_of(composed(again, NOW + 2)) == ["n2"]
+    for one in (outbox, again):
+        one.close()
+
+
 def test_a_broken_file_is_put_aside_and_the_next_try_works(path: Path) -> None:
     path.write_bytes(b"not a database, whatever it is called\n" * 500)
     outbox = AlertOutbox(FileStore(path))
@@ -261,9 +274,14 @@ HELD = happened(kind=EventKind.HELD, details={"limit": "limits.concurrent"})
 
 
 def test_what_a_restart_derives_again_is_not_told_again(path: Path) -> None:
-    assert again(path, OPENED) == 1
-    assert again(path, replace(OPENED, at=NOW + 60), at=NOW + 60) == 0
-    assert again(path, replace(OPENED, at=NOW + 120), at=NOW + SAME_WITHIN + 1) == 1
+    """An alert that lasts is told once; a notice again after some hours."""
+    notice = happened(kind=EventKind.LEMON)
+    assert again(path, OPENED, notice) == 2
+    assert again(path, replace(OPENED, at=NOW + 60), notice, at=NOW + 60) == 0
+    late = NOW + SAME_WITHIN + 1
+    assert again(path, replace(OPENED, at=NOW + 120), at=late) == 0
+    assert again(path, replace(OPENED, at=NOW + 120), notice, at=late) == 1
+    assert again(path, OPENED, at=NOW + 61 * 86_400) == 1
 
 
 def test_what_was_over_in_between_is_told_again(path: Path) -> None:

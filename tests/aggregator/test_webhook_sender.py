@@ -2,9 +2,10 @@
 
 import asyncio
 import random
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
@@ -190,6 +191,28 @@ async def test_a_delivery_that_is_taken_counts_each_of_its_alerts_and_ends_the_p
         bench.sender.wake()
         await until(lambda: tally.delivered > 2)
     assert tally.delivered == 3
+
+
+@in_virtual_time
+async def test_no_answer_and_no_failure_of_a_receiver_ends_its_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = {"Retry-After": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}
+    bench = Bench(tmp_path, (503, later), (599, {}), retry=Retry(Backoff(0.5, 900.0)))
+    post, fails = bench.session.post, [RuntimeError("a mistake of a library at http://secret")]
+
+    def failing(url: str, **request: Any) -> Answered:
+        if bench.session.at and fails:
+            raise fails.pop()
+        return post(url, **request)
+
+    monkeypatch.setattr(bench.session, "post", failing)
+    bench.accept("n1")
+    with bench.running():
+        await until(lambda: bench.sender.problem == "HTTP 503")
+        await until(lambda: bench.sender.problem == "can't be reached: RuntimeError")
+        await until(lambda: bench.sender.tally.delivered == 1)
+    assert bench.sender.tally.failed_attempts == 3
 
 
 @in_virtual_time
@@ -520,4 +543,33 @@ async def test_what_waits_is_counted_now_and_then_while_something_does(
     assert list(alerts.depth().values()) == [1], "as it was counted last"
     await asyncio.sleep(1.1)
     assert list(alerts.depth().values()) == [0]
+    await alerts.close()
+
+
+@in_virtual_time
+async def test_dead_letters_are_read_once_and_again_when_there_is_another_or_one_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    outbox, readings = alerts._outbox, []
+    read = AlertOutbox.dead_letters
+
+    def dead_letters(self: AlertOutbox, most: int) -> object:
+        readings.append(most)
+        return read(self, most)
+
+    monkeypatch.setattr(AlertOutbox, "dead_letters", dead_letters)
+    alerts.start()
+    for number in (1, 2):
+        alerts.record_event(cordoned(f"n{number}"))
+        await until(lambda number=number: alerts.counters.accepted == number)  # type: ignore[misc]
+        [key] = [hook.key for hook in alerts.targets]
+        found = outbox.next(key, loop_time() + 60, BatchWait(0.0, 0.0))
+        outbox.dead_letter(of_type(found, PendingDelivery), "HTTP 400", loop_time())
+        await until(lambda number=number: len(alerts.overview().dead) == number)  # type: ignore[misc]
+        await asyncio.sleep(600)
+        assert len(readings) == number
+    with closing(sqlite3.connect(tmp_path / "outbox.db")) as db, db:
+        db.execute("DELETE FROM alert_dead WHERE seq = 1")  # a person has read it
+    await until(lambda: len(alerts.overview().dead) == 1)
     await alerts.close()
