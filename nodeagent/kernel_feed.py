@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.by_start import ChecksByStart
 from nodeagent.dataclass import dataclass
-from nodeagent.model import Evidence, FaultSighting, Loss, Observation, Status
+from nodeagent.model import Clearing, Evidence, FaultSighting, Loss, Observation, Status
 from nodeagent.sources.kmsg import (
     SOURCE,
     Cursor,
@@ -82,7 +82,7 @@ def read(
                     tally = tallies.get(name)
                     if tally is None:
                         tally = tallies[name] = Tally()
-                    tally.faults += len(found)
+                    tally.faults += sum(type(each) is not Clearing for each in found)
     return evidence
 
 

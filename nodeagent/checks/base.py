@@ -47,7 +47,7 @@ class LogCheck(Protocol):
     after_name: frozenset[bytes]
     of_pci: bool
 
-    def read(self, record: Record) -> Sequence[FaultSighting | Observation]: ...
+    def read(self, record: Record) -> Sequence[FaultSighting | Observation | Clearing]: ...
 
 
 class Kind(enum.Enum):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.loglines import DriverLines, sighting, text
-from nodeagent.model import ClearedBy, FaultSighting
+from nodeagent.model import ClearedBy, Clearing, FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import Record, is_users_line
@@ -44,6 +44,8 @@ _GPU_AT = re.compile(
 )
 
 _LOADED = b"NVRM: loading NVIDIA UNIX "
+#: UVM's module cannot outlive the driver's. Before other faults end, the GPU must answer.
+_ENDED_BY_LOAD = (Clearing("", "gpu-reset", "nvidia-driver:uvm-fatal"),)
 
 # A process name is at most 15 bytes of the user's choosing, commas included: the first ", " may cut
 # it short, which costs only a detail.
@@ -102,8 +104,10 @@ class XidCheck(DriverLines):
         self._log = log or DriverLog()
         self._known: dict[bytes, FaultSighting] = {}  # by the line's beginning, up to the code
 
-    def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The Xid of this record, if any. Raises no exception, whatever the record."""
+    def read(self, record: Record) -> Sequence[FaultSighting | Clearing]:
+        """The Xid of this record, if any, or the fault that a load of the driver ends. Raises no
+        exception, whatever the record.
+        """
         raw = record.text
         if not raw.startswith(_PREFIX):
             return ()
@@ -118,6 +122,7 @@ class XidCheck(DriverLines):
             self._learn(named[1], named[2])
         elif raw.startswith(_LOADED) and not (record.historical or is_users_line(raw)):
             self._log.loaded(record.at)
+            return _ENDED_BY_LOAD
         return ()
 
     def _xid(self, record: Record, line: re.Match[bytes]) -> Sequence[FaultSighting]:

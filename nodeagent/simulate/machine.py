@@ -124,10 +124,11 @@ def sightings(
     gpus = _Gpus(HostRoots(clock=clock), {address(n): each for n, each in enumerate(uuids)})
     text = _line(fault, gpu)
     record = Record(facility=0, level=3, seq=seq, at=at, text=text.encode("ascii", "replace"))
-    found = [*XidCheck(gpus).read(record), *SxidCheck(gpus).read(record)]
+    read = (*XidCheck(gpus).read(record), *SxidCheck(gpus).read(record))
+    found = [each for each in read if isinstance(each, FaultSighting)]
     if [each.code for each in found] != [fault.code]:
-        read = ", ".join(each.code for each in found) or "nothing"
-        raise ScenarioError(f'the agent reads {read} and not {fault.code} in the line "{text}"')
+        codes = ", ".join(each.code for each in found) or "nothing"
+        raise ScenarioError(f'the agent reads {codes} and not {fault.code} in the line "{text}"')
     return found
 
 

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.checks.base import LogCheck
+from nodeagent.checks.by_start import ChecksByStart
 from nodeagent.checks.kernel_lines import KernelLines
+from nodeagent.checks.xid import XidCheck
+from nodeagent.evidence.latch import Latch
+from nodeagent.kernel_feed import read
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
@@ -100,7 +104,7 @@ def test_every_line_of_the_nvidia_driver_has_its_code(tmp_path: Path) -> None:
     assert found[0].details == {"status": "(0x62:0xffff:1863)", "pci": GPU}
     assert [found[at].cleared_by for at in (0, 4, 8)] == [
         ClearedBy.GPU_RESET,
-        ClearedBy.REBOOT,
+        ClearedBy.GPU_RESET,
         ClearedBy.EXPIRY,
     ]
     assert check.foreign == 1
@@ -205,3 +209,20 @@ def test_the_first_oops_is_told_from_those_that_follow_from_it(number: int) -> N
     [fault] = line_check("kernel-oops").read(record(f"Oops: 0002 [#{number}] SMP NOPTI".encode()))
     assert fault.details["number"] == str(number)
     assert fault.cleared_by is ClearedBy.REBOOT
+
+
+def test_a_load_of_the_driver_ends_a_failure_of_unified_memory_from_before_it() -> None:
+    checks = ChecksByStart(
+        {
+            "xid": XidCheck(GpuMap(HostRoots(HandClock()))),
+            "nvidia-driver": node_check("nvidia-driver", HostRoots(HandClock())),
+        }
+    )
+    latch = Latch(boot_id="b", epoch="e")
+    failed = b"NVRM: uvm encountered global fatal error 0x60, requiring os reboot to recover."
+    loaded = b"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06"
+    left = []
+    for seq, line in enumerate((failed, loaded, failed)):
+        latch.apply(read(checks, record(line, seq=seq)), 4000.0)
+        left.append(len(latch.faults))
+    assert left == [1, 0, 1]

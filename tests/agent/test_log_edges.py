@@ -13,7 +13,7 @@ from nodeagent.checks.line_places import NodePlaces
 from nodeagent.checks.loglines import LONGEST_DETAIL, LONGEST_MESSAGE, sighting
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
-from nodeagent.model import ClearedBy, FaultSighting
+from nodeagent.model import ClearedBy, Clearing, FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
@@ -226,7 +226,8 @@ def test_the_driver_s_load_is_noted_unless_it_is_old_or_a_packet(
     ):
         assert check.read(refused) == ()
         assert log.loaded_at < 0
-    assert check.read(record(line)) == ()
+    ended = Clearing("", "gpu-reset", "nvidia-driver:uvm-fatal")
+    assert check.read(record(line)) == (ended,), "its own module was unloaded with it"
     assert log.loaded_at == 4000.0
 
 

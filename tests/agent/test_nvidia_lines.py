@@ -9,6 +9,7 @@ from nodeagent.checks.xid import XidCheck
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from tests.agent.kernel_log import GPU, fixture_records, gpu_map, record
+from tests.agent.line_checks import faults
 
 
 @pytest.fixture
@@ -24,12 +25,12 @@ def found(gpus: GpuMap) -> dict[int, FaultSighting]:
         fault.source_seq - 1000: fault
         for each in fixture_records("nvidia-lines.log")
         for check in checks
-        for fault in check.read(each)
+        for fault in faults(check, each)
     }
 
 
 def details(gpus: GpuMap, rest: str, code: int = 149) -> dict[str, str]:
-    [fault] = XidCheck(gpus).read(record(f"NVRM: Xid (PCI:{GPU}): {code}, {rest}".encode()))
+    [fault] = faults(XidCheck(gpus), record(f"NVRM: Xid (PCI:{GPU}): {code}, {rest}".encode()))
     return dict(fault.details)
 
 
@@ -98,7 +99,7 @@ def test_a_line_spaced_with_tabs_or_cut_after_its_number_is_read(gpus: GpuMap) -
         gpus, r"NETIR_LINK_EVT\x09Fatal\x09XC0\x09i0\x09Link 01\x09(0x021425c6 0x00000000)"
     )
     assert (tabs["severity"], tabs["link"], tabs["intr_info"]) == ("fatal", "1", "0x021425c6")
-    [cut] = XidCheck(gpus).read(record(f"NVRM: Xid (PCI:{GPU}): 149,".encode()))
+    [cut] = faults(XidCheck(gpus), record(f"NVRM: Xid (PCI:{GPU}): 149,".encode()))
     assert (cut.code, dict(cut.details)) == ("xid:149", {"pci": GPU})
 
 

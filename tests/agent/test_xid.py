@@ -20,6 +20,7 @@ from tests.agent.kernel_log import (
     open_log,
     record,
 )
+from tests.agent.line_checks import faults
 
 Sightings = list[FaultSighting]
 
@@ -37,11 +38,13 @@ def check(gpus: GpuMap) -> XidCheck:
 @pytest.fixture
 def variants(check: XidCheck) -> Sightings:
     """The faults found in the fixture of line variants."""
-    return [fault for found in fixture_records("xid-variants.log") for fault in check.read(found)]
+    return [
+        fault for found in fixture_records("xid-variants.log") for fault in faults(check, found)
+    ]
 
 
 def see(check: XidCheck, text: str) -> FaultSighting:
-    [fault] = check.read(record(text.encode()))
+    [fault] = faults(check, record(text.encode()))
     return fault
 
 
@@ -119,7 +122,7 @@ def test_the_process_is_named_where_the_line_names_one(variants: Sightings) -> N
 
 def test_a_real_drivers_lines_name_the_process_up_to_a_comma_in_its_name(check: XidCheck) -> None:
     records = fixture_records("h200-lines.log")
-    found = [fault for each in records for fault in check.read(each)]
+    found = [fault for each in records for fault in faults(check, each)]
     named = [(fault.details.get("pid"), fault.details.get("name")) for fault in found]
     assert named == [
         ("939", "faulty-1"),
@@ -134,7 +137,7 @@ def test_a_real_drivers_lines_name_the_process_up_to_a_comma_in_its_name(check: 
 def test_lines_of_a_storm_share_the_words_of_half_a_second(check: XidCheck, gpus: GpuMap) -> None:
     def line(seq: int, at: float, code: int, words: str, gpu: str = GPU) -> FaultSighting:
         text = f"NVRM: Xid (PCI:{gpu}): {code}, pid={seq}, {words}".encode()
-        [found] = check.read(record(text, seq=seq, at=at))
+        [found] = faults(check, record(text, seq=seq, at=at))
         assert (found.source_seq, found.at, found.code) == (seq, at, f"xid:{code}")
         return found
 
@@ -172,9 +175,9 @@ def test_no_forged_line_is_believed(check: XidCheck) -> None:
 
 def test_user_records_are_believed_only_in_the_test_mode(check: XidCheck) -> None:
     reader = open_log(FIXTURES / "forged.log", accept_user_records=True)
-    faults = [fault for found in reader.read_batch() for fault in check.read(found)]  # type: ignore[arg-type]  # the fixture has no gaps, so no Loss
+    seen = [fault for found in reader.read_batch() for fault in faults(check, found)]  # type: ignore[arg-type]  # the fixture has no gaps, so no Loss
     reader.close()
-    assert [(fault.source_seq, fault.code) for fault in faults] == [(1002, "xid:79")]
+    assert [(fault.source_seq, fault.code) for fault in seen] == [(1002, "xid:79")]
 
 
 def test_a_gpu_that_left_the_bus_is_still_known_by_its_uuid(tmp_path: Path) -> None:
@@ -193,7 +196,7 @@ def test_what_nvml_said_outranks_the_log(check: XidCheck, gpus: GpuMap) -> None:
 
 def test_a_historical_record_is_a_historical_fault(check: XidCheck) -> None:
     line = b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
-    assert [fault.historical for fault in check.read(record(line, historical=True))] == [True]
+    assert [fault.historical for fault in faults(check, record(line, historical=True))] == [True]
 
 
 def test_no_two_records_are_joined(check: XidCheck) -> None:
