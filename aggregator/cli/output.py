@@ -18,12 +18,15 @@ from aggregator.cli.errors import UsageError
 from aggregator.cli.jsonpath import PathError, Template, read_path, select
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import clean
+from aggregator.runtime.text import natural
 
 Answer = dict[str, Any]
 Show = Callable[[Answer, Screen], Iterator[str]]
 
 _PLAIN = ("table", "wide", "json", "yaml", "name")
 _TEMPLATE = "jsonpath="
+#: The place of an item without a value.
+_NONE = (3, 0.0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +112,17 @@ def sort_items(answer: Answer, path: str) -> Answer:
     except PathError as error:
         raise UsageError(f"--sort-by: {error}; expected a field, such as .node") from error
 
-    def key(item: Answer) -> tuple[int, float, str]:
+    def key(item: Answer) -> tuple[int, float, tuple[tuple[int, int, str], ...]]:
         found = next(iter(select(item, steps)), None)
         if found is None:
-            return (3, 0.0, "")
+            return _NONE
         if isinstance(found, bool | int | float):
-            return (1, float(found), "")
-        return (2, 0.0, str(found))
+            return (1, float(found), ())
+        return (2, 0.0, natural(str(found)))
 
     items = answer["items"]
     keys = [key(item) for item in items]
-    if items and all(place == (3, 0.0, "") for place in keys):
+    if items and all(place == _NONE for place in keys):
         fields = ", ".join(f".{name}" for name in items[0])
         raise UsageError(f'--sort-by: no item has "{path}"; expected one of: {fields}')
     order = sorted(range(len(items)), key=keys.__getitem__)

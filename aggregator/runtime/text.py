@@ -1,6 +1,10 @@
 """Text from other programs or people, cut to a readable length."""
 
+import re
 from collections.abc import Sequence
+
+#: At most 300 digits at once: Python refuses to convert more than 4,300, and a query may have them.
+_DIGITS = re.compile(r"(\d{1,300})")
 
 
 def truncate(text: str, most: int) -> str:
@@ -42,3 +46,12 @@ def visible_lines(text: str, most: int) -> str:
         for line in text[: 4 * most].replace("\r\n", "\n").split("\n")
     )
     return truncate("\n".join(lines), most)
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key that puts node-9 before node-10."""
+    return tuple(
+        (0, int(part), part) if part.isdecimal() else (1, 0, part)
+        for part in _DIGITS.split(name)
+        if part
+    )

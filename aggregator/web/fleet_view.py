@@ -5,7 +5,6 @@ yield to other tasks in between; only ``at`` in the result depends on the time.
 """
 
 import datetime as dt
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from aggregator.quarantine.state.fleet import (
     QuarantineSummary,
 )
 from aggregator.quarantine.state.gpus import GpuCounts, gpu_counts
+from aggregator.runtime.text import natural
 from aggregator.web import models, node_view, repair_view
 from aggregator.web.models import limit_use
 from aggregator.web.node_view import ViewMoment
@@ -64,17 +64,6 @@ _TEXTS = {
     "per_workload": "nodes of one workload that are drained within the window",
     "pool_label": "the node label that names a pool",
 }
-#: At most 300 digits at once: Python refuses to convert more than 4,300, and a query may have them.
-_DIGITS = re.compile(r"(\d{1,300})")
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key that puts node-9 before node-10."""
-    return tuple(
-        (0, int(part), part) if part.isdecimal() else (1, 0, part)
-        for part in _DIGITS.split(name)
-        if part
-    )
 
 
 @dataclass(frozen=True, slots=True)

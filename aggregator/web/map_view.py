@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.runtime.recent import Recent
+from aggregator.runtime.text import natural
 from aggregator.web import models
-from aggregator.web.fleet_view import LETTERS, FleetViewFindings, natural
+from aggregator.web.fleet_view import LETTERS, FleetViewFindings
 from aggregator.web.page_delta import tag_of
 
 #: The value of the query that requests one block of all nodes.

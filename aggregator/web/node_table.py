@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.web import fleet_view, models
+from aggregator.runtime.text import natural
+from aggregator.web import models
 from aggregator.web.cases import WORST_FIRST
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.snapshot_cache import FleetSnapshot
@@ -171,7 +172,7 @@ async def groups_of(
         )
         for value, of in counts.items()
     ]
-    items.sort(key=lambda one: (not one.has_label, fleet_view.natural(one.value)))
+    items.sort(key=lambda one: (not one.has_label, natural(one.value)))
     if order.column == "nodes":
         items.sort(key=lambda one: one.nodes, reverse=order.descending)
     elif order.column != "value":
@@ -272,7 +273,7 @@ def _sorted(
 
     full = [name for name in names if text(name)]
     empty = [name for name in names if not text(name)]
-    full.sort(key=lambda name: fleet_view.natural(text(name).lower()), reverse=order.descending)
+    full.sort(key=lambda name: natural(text(name).lower()), reverse=order.descending)
     return full + empty
 
 
@@ -283,8 +284,6 @@ def _begin(names: Sequence[str], after: str, order: _Order) -> int:
     if not after:
         return 0
     if order.by_name:
-        key = fleet_view.natural(after)
-        return next(
-            (i for i, name in enumerate(names) if fleet_view.natural(name) > key), len(names)
-        )
+        key = natural(after)
+        return next((i for i, name in enumerate(names) if natural(name) > key), len(names))
     return names.index(after) + 1 if after in names else 0

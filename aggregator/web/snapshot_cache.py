@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.runtime.text import natural
 from aggregator.web import models
-from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings, natural
+from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings
 from aggregator.web.node_view import ViewMoment
 
 #: Ticks come at most this often, and snapshots too (seconds).

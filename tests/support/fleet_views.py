@@ -1,7 +1,8 @@
 """The view models of a whole fleet in one call; the page adds its nodes in chunks."""
 
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings, natural
+from aggregator.runtime.text import natural
+from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings
 from aggregator.web.node_view import ViewMoment
 
 

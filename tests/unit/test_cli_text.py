@@ -196,6 +196,11 @@ def test_items_are_sorted_by_a_field_and_those_without_it_come_last(path: str, o
     assert "".join(item["node"][0] for item in found) == order
 
 
+def test_numbers_in_names_are_compared_as_numbers() -> None:
+    found = sort_items({"items": [{"node": f"gpu-{n}"} for n in (10, 9, 100)]}, ".node")
+    assert [one["node"] for one in found["items"]] == ["gpu-9", "gpu-10", "gpu-100"]
+
+
 def test_a_field_that_no_item_has_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match=r"expected one of: \.node, \.phase"):
         sort_items(ANSWER, ".colour")

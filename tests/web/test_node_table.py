@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.port import NodeMeta
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web.fleet_view import natural
+from aggregator.runtime.text import natural
 from aggregator.web.node_table import selector
 from aggregator.web.pages import STATE_LABELS
 from aggregator.web.query_params import BadQuery

@@ -25,8 +25,9 @@ from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
 from aggregator.quarantine.settings import Settings, limits_for_people
 from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
+from aggregator.runtime.text import natural
 from aggregator.web import node_view, timefmt
-from aggregator.web.fleet_view import FleetViewFindings, natural
+from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.map_view import map_layout
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.summary import headline, summarize
