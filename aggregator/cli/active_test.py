@@ -5,12 +5,11 @@ Exit codes: 0 passed, 1 failed, 2 the command line makes no sense, 3 no verdict.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +17,7 @@ from aggregator.cli.attempts import BUSY, attempt_answer
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.options import flags_of
-from aggregator.cli.output import Answer, print_answer
+from aggregator.cli.output import Answer, print_answer, unwritten_exits
 from aggregator.cli.past import transitions
 from aggregator.cli.read_commands import node_answer
 from aggregator.cli.repair import effect, operation_of, repair_of
@@ -46,7 +45,7 @@ _SILENT = 200.0
 _RECORDED_WITHIN = 5.0
 _UNSEEN = "the aggregator has not reported on it yet; it does within three minutes"
 _GONE = "the request is gone: a person has cancelled it"
-#: Pages of transitions of other nodes that are looked through for tests.
+#: Pages of transitions that are looked through for earlier tests.
 _MOST_PAGES = 10
 #: Other nodes whose pool is looked up.
 _MOST_NODES = 200
@@ -62,17 +61,9 @@ def test(options: argparse.Namespace) -> None:
             answer = history_of(source, options.name)
         print_answer(options, answer, history_lines)
         return
-    try:
+    waits = options.wait and not options.dry_run
+    with unwritten_exits(NO_VERDICT) if waits else nullcontext():
         _confirm(options)
-    except OSError as error:
-        if options.dry_run or not options.wait:
-            raise
-        # As of other commands, exit code 0 of a reader that has gone would mean that the node
-        # passed, and 1 of an answer that can't be written that it failed.
-        if not isinstance(error, BrokenPipeError):
-            print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(NO_VERDICT)
 
 
 def _about_a_new_test(options: argparse.Namespace) -> dict[str, bool]:
@@ -361,7 +352,7 @@ def result_lines(answer: Answer, screen: Screen) -> Iterator[str]:
 def history_of(source: Source, node: str) -> Answer:
     """The node's tests with their measurements, and next to each measure what its pool has had."""
     pool = source.get("nodes", node).get("pool", "")
-    mine = list(_tests(source, node=node))
+    mine = list(_tests(source, node=node, pages=_MOST_PAGES))
     pools: dict[str, str] = {node: pool}
     values: dict[tuple[str, str], list[float]] = {}
     for one in _tests(source, pages=_MOST_PAGES):

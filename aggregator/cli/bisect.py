@@ -34,6 +34,7 @@ from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.group_command import GroupCommand
 from aggregator.cli.options import flags_of
+from aggregator.cli.output import unwritten_exits
 from aggregator.cli.source import has_kubeconfig, open_session, require_kubeconfig
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, this_user
@@ -72,6 +73,11 @@ def name_list(text: str) -> list[str]:
 
 def bisect(options: argparse.Namespace) -> None:
     """Search, print the result, and exit with its code."""
+    with unwritten_exits(NO_VERDICT):
+        _bisect(options)
+
+
+def _bisect(options: argparse.Namespace) -> None:
     _refuse_useless(options)
     if options.quarantine and not options.yes:
         require_terminal("--quarantine", dry_run=False)
@@ -284,9 +290,12 @@ async def _search(about: Search, out: TextIO) -> Findings:
     while tests := bisection.next_round():
         together = " at the same time" if len(tests) > 1 else ""
         _note(out, f"round {bisection.number}: {counted(len(tests), 'test')}{together}")
-        async with asyncio.TaskGroup() as group:
-            for test in tests:
-                group.create_task(run(test))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for test in tests:
+                    group.create_task(run(test))
+        except ExceptionGroup as errors:  # for example of stdout, whose reader has gone
+            raise errors.exceptions[0] from errors
     return bisection.findings()
 
 

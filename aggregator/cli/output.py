@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,21 @@ def print_answer(
     else:
         for line in show(answer, screen_of_stdout(wide=chosen.name == "wide")):
             print(line)
+
+
+@contextmanager
+def unwritten_exits(code: int) -> Iterator[None]:
+    """Exit with ``code`` where the answer can't be written. Of other commands a reader that has
+    gone leads to 0 and a full disk to 1, which are verdicts of a test.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            with suppress(OSError):
+                print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(code)
 
 
 def _names(answer: Answer, kind: str) -> Sequence[str]:

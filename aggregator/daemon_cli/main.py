@@ -36,7 +36,7 @@ DEFAULT_CONFIG = Path("/etc/sickbay/aggregator.yaml")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command of the command line, and exit."""
-    options = argparse.Namespace(command=None)
+    options, code = argparse.Namespace(command=None), OK
     try:
         options = parser().parse_args(arguments)
         code = options.command(options)
@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except OSError as error:
-        code = OK
         if not isinstance(error, BrokenPipeError):  # the reader, for example head, has gone
             if options.command is _run:  # a defect; its traceback explains it best
                 raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import stat
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from aggregator.cluster.local.store import LocalStore
-from tests.support.waiting import until
+from tests.support.present import present
+from tests.support.waiting import PATIENCE, until
 from tests.web.cli import Done, in_process, sickbay, start
 from tests.web.support import NIGHT
 
@@ -97,6 +99,38 @@ async def test_a_bad_node_is_printed_with_its_tests_and_the_command_that_quarant
     assert command.startswith("  sickbay quarantine gpu-05 --action cordon --reason 'fabric bis")
     assert command.endswith(" --namespace elsewhere")
     assert "All the rest pass together; 15 nodes were in groups that passed." in done.out
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_result_that_can_not_be_written_is_no_verdict(site: Site, *, full: bool) -> None:
+    """Neither of a reader that has gone, such as head, nor on a full disk."""
+    read, write = os.pipe()
+    os.close(read)
+    with Path("/dev/full").open("wb") as device:  # noqa: ASYNC230 - a device: nothing waits
+        argv = [sys.executable, "-c", "from aggregator.cli.main import main; main()"]
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            *site.arguments(),
+            stdout=device if full else write,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        os.close(write)
+        _, err = await process.communicate()
+    assert process.returncode == 3
+    assert err.decode().startswith("sickbay: the answer can't be written: " if full else "")
+    assert "Traceback" not in err.decode()
+
+
+async def test_a_reader_that_goes_in_the_middle_is_no_verdict(site: Site) -> None:
+    """The tests of a round run in tasks of their own."""
+    site.mark("hangs", "gpu-12")
+    process = await start(*site.arguments())
+    await until((site.folder / "hanging").exists)
+    present(process.stdout)._transport.close()  # type: ignore[attr-defined]
+    os.kill(int((site.folder / "hanging").read_text()), signal.SIGKILL)
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == 3
+    assert process.stderr is not None
+    assert "Traceback" not in (await process.stderr.read()).decode()
 
 
 async def test_json_has_the_result_alone_and_the_rounds_go_to_stderr(site: Site) -> None:

@@ -311,6 +311,12 @@ async def test_the_history_shows_the_nodes_tests_beside_those_of_its_pool(served
             "mad": 100.0,
         }
     ]
+    served.history.items += [
+        Transition(HANDS.wall + 20 + n / 8, EventKind.MOVED, "node-2", f"pod {n}")
+        for n in range(1100)
+    ]
+    told = await in_process("test", "node-2", "--history", "-o", "json", "--url", served.url)
+    assert [one["operation"] for one in json.loads(told.out)["tests"]] == ["q-1-test"]
     none = await in_process("test", "node-1", "--history", "--profile", "x", "--url", served.url)
     assert none.code == 2
 
