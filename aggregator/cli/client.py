@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -16,6 +16,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import (
     HTTPHandler,
+    HTTPRedirectHandler,
     HTTPSHandler,
     OpenerDirector,
     ProxyHandler,
@@ -25,11 +26,15 @@ from urllib.request import (
 
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.text_table import clean
+from aggregator.runtime.interning import EMPTY
 from aggregator.tls.client_context import CaFileError, client_context
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 #: OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED; HOSTNAME_MISMATCH and IP_ADDRESS_MISMATCH.
 _EXPIRED = 10
+_REDIRECTS = range(300, 400)
+#: The error of a gateway that has no controller to pass a request on to.
+_NO_CONTROLLER = "no controller\n"
 _ANOTHER_NAME = {62, 64}
 
 
@@ -88,6 +93,8 @@ class Client:
         self._token = token
         self._timeout = timeout
         self._route = route
+        #: Of the last event that was read: the next stream goes on after it.
+        self._last_event = ""
         self._opener = _opener(host, _context(ca_file), route)
 
     def get(self, *path: str, **query: object) -> Any:
@@ -104,38 +111,46 @@ class Client:
                 raise CommandFailed(f"the response from {target} can't be read: {error}") from error
 
     def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
-        """The event stream: (name, data) as they come. Ends, or raises CommandFailed, when it
-        breaks.
+        """The event stream: (name, data) as they come, after those of an earlier call. Ends, or
+        raises CommandFailed, when it breaks.
 
         The server sends an event every 10 s; ``timeout`` has to be longer.
         """
         query = f"?{urlencode({'node': node})}" if node else ""
-        with self._open(f"{self.url}/api/v1/stream{query}") as response:
-            name = ""
+        last = {"Last-Event-ID": self._last_event} if self._last_event else {}
+        with self._open(f"{self.url}/api/v1/stream{query}", last) as response:
+            name = ident = ""
             while True:
                 try:
                     line = response.readline().decode(errors="replace").rstrip("\n")
-                except (OSError, http.client.HTTPException) as error:
+                    if not line and response.isclosed():
+                        return
+                    key, _, value = line.partition(": ")
+                    data = json.loads(value) if key == "data" else None
+                except (OSError, ValueError, http.client.HTTPException) as error:
                     raise CommandFailed(f"the stream broke: {error}") from error
-                if not line and response.isclosed():
-                    return
-                key, _, value = line.partition(": ")
-                if key == "event":
+                if key == "id":
+                    ident = value
+                elif key == "event":
                     name = value
                 elif key == "data":
-                    yield name, json.loads(value)
+                    self._last_event = ident
+                    yield name, data
 
-    def _open(self, target: str) -> http.client.HTTPResponse:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        request = Request(target, headers=headers)  # noqa: S310 - the constructor checks the scheme
+    def _open(self, target: str, headers: Mapping[str, str] = EMPTY) -> http.client.HTTPResponse:
+        proof = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        request = Request(target, headers={**proof, **headers})  # noqa: S310 - see the constructor
         try:
             response: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout)
         except HTTPError as error:
             with error:
                 if error.code == HTTPStatus.UNAUTHORIZED and self._next_token():
-                    return self._open(target)
+                    return self._open(target, headers)
+                text = _error_text(error)
                 kind = UsageError if error.code == HTTPStatus.BAD_REQUEST else CommandFailed
-                raise kind(_error_text(error)) from error
+                if text.startswith(_NO_CONTROLLER):
+                    kind = Unreached
+                raise kind(text) from error
         except (URLError, OSError, http.client.HTTPException) as error:
             cause = getattr(error, "reason", "") or error
             if isinstance(cause, ssl.SSLCertVerificationError):
@@ -181,6 +196,11 @@ def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> str:
 def _error_text(error: HTTPError) -> str:
     """The API's answer, or that the server is not this API."""
     try:
+        if error.code in _REDIRECTS:
+            where = clean(error.headers.get("Location", ""))
+            return (
+                f"{error.url} leads to {where}, which is not followed\n  Is that a log-in's page?"
+            )
         problem = json.loads(error.read())
         then = "\n  Then: --token-file FILE or SICKBAY_TOKEN, with --url"
         more = then if error.code == HTTPStatus.UNAUTHORIZED else ""
@@ -202,13 +222,20 @@ def _opener(host: str, context: ssl.SSLContext | None, route: Route | None) -> O
     if route is not None:
         context = context or route.context or ssl.create_default_context()
         # No proxy: the way is made already.
-        return build_opener(ProxyHandler({}), _Routed(route.dialer.dial, context))
-    handlers: list[Any] = []
+        return build_opener(ProxyHandler({}), _Routed(route.dialer.dial, context), _Unmoved)
+    handlers: list[Any] = [_Unmoved]
     if host in _LOOPBACK:
         handlers.append(ProxyHandler({}))  # a proxy can't reach this machine's loopback
     if context is not None:
         handlers.append(HTTPSHandler(context=context))
     return build_opener(*handlers)
+
+
+class _Unmoved(HTTPRedirectHandler):
+    """Follows no redirect: the token would go with it, to any server and in plaintext."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 class _RoutedConnection(http.client.HTTPConnection):

@@ -120,6 +120,8 @@ def open_session(options: argparse.Namespace) -> Iterator["KubeSession"]:
 def open_source(options: argparse.Namespace, timeout: float = 10.0) -> Iterator[Source]:
     """The source of the options: --url wins. Raises UsageError for options that lead nowhere."""
     if not options.url and has_kubeconfig(options, os.environ):
+        if options.token_file:
+            raise UsageError("--token-file has no use with a kubeconfig; expected --url with it")
         with open_session(options) as session:
             yield KubeSource(session, options.namespace, ca_file=options.ca_file, timeout=timeout)
         return

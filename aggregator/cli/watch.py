@@ -28,7 +28,8 @@ def watch(
 ) -> None:
     """Print each event, for ever. Raises CommandFailed when the first connection fails.
 
-    The loss of the connection is reported once, and so is its return.
+    The loss of the connection is reported once, and so is its return, with a note where the events
+    of the meantime may be missing.
     """
     reached, lost, failures = False, False, 0
     while True:
@@ -36,6 +37,8 @@ def watch(
             for name, data in client.events(node):
                 if lost:
                     sys.stderr.write("sickbay: the connection is back\n")
+                    if name == "hello" and not data["resumed"]:
+                        sys.stderr.write("sickbay: events may be missing: sickbay history\n")
                 reached, lost, failures = True, False, 0
                 on_event(name, data)
             trouble = "the stream ended"

@@ -264,37 +264,54 @@ async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> 
     assert "Traceback" not in done.err
 
 
-async def test_another_servers_answer_is_said_to_be_none() -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+@pytest.mark.parametrize(
+    ("command", "raw", "text"),
+    [
+        ("status", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "can't be read"),
+        (
+            "status",
+            b"\x00\x00\x18\x04\x00\x1b[31m\r\n",
+            "can't be reached: the server there does not use HTTP; is it https?\n",
+        ),
+        ("watch", b'HTTP/1.0 200 OK\r\n\r\nevent: hello\ndata: {"at', "the stream broke: "),
+    ],
+)
+async def test_an_answer_that_is_none_is_said_in_words(command: str, raw: bytes, text: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        done = await in_process("status", "--url", f"http://127.0.0.1:{port}")
-    assert done.code == 1
-    assert "can't be read" in done.err
+        done = await in_process(command, "--url", f"http://127.0.0.1:{port}")
+    assert (done.code, text in done.err) == (1, True), done.err
+
+
+async def test_no_redirect_is_followed_with_a_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t0p-secret")
+    asked = list[bytes]()
+
+    async def lead_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        where = f"http://localhost:{port}/login\x1b[31m".encode()
+        writer.write(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + where + b"\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(lead_on, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        where = ("--url", f"http://127.0.0.1:{port}", "--token-file", str(tmp_path / "token"))
+        done = await in_process("status", *where)
+    assert (done.code, len(asked)) == (1, 1)
+    assert f"/api/v1/fleet leads to http://localhost:{port}/login?[31m, which is not" in done.err
 
 
 async def test_an_aggregator_that_is_away_is_said_in_words() -> None:
     done = await in_process("status", "--url", f"http://127.0.0.1:{free_port()}")
     assert done.code == 1
     assert "can't be reached: Connection refused\n" in done.err
-
-
-async def test_what_speaks_no_http_is_said_in_words() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"\x00\x00\x18\x04\x00\x1b[31m\r\n")
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        done = await in_process("status", "--url", f"http://127.0.0.1:{port}")
-    assert done.code == 1
-    assert "can't be reached: the server there does not use HTTP; is it https?\n" in done.err
 
 
 async def test_an_address_of_http_is_said_in_words_where_it_is_called_https(
@@ -351,8 +368,34 @@ async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
     assert process.stderr is not None
     said = (await process.stderr.read()).decode()
     assert "connection lost" in said
-    assert "the connection is back\n" in said
+    assert "the connection is back\nsickbay: events may be missing: sickbay history\n" in said
     assert "Traceback" not in said
+
+
+async def test_a_stream_goes_on_after_the_event_that_was_read_last() -> None:
+    async with serving(small_fleet(Hands()), running_clocks()) as served:
+        client = Client(served.url, timeout=PATIENCE)
+
+        def happens(summary: str) -> None:
+            served.feed.record_event(Transition(NIGHT, EventKind.HELD, "node-1", summary))
+
+        def read() -> list[tuple[str, Any]]:
+            found = list[tuple[str, Any]]()
+            for event in client.events("node-1"):
+                found.append(event)
+                if event[0] == "transition":
+                    break
+            return found
+
+        first = asyncio.create_task(asyncio.to_thread(read))
+        await until(lambda: served.feed.streams == 1)
+        happens("the first")
+        assert (await first)[-1][1]["summary"] == "the first"
+        happens("the second")
+        happens("the third")
+        hello, again, *_ = await asyncio.to_thread(read)
+        assert hello[1]["resumed"]
+        assert again[1]["summary"] == "the second"
 
 
 def test_a_lost_connection_is_said_once_however_often_it_is_tried_and_its_return_once(

@@ -19,6 +19,8 @@ from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
 from aggregator.access.identity import AccessRefused
 from aggregator.access.static_tokens import StaticTokens
+from aggregator.cli.client import Client
+from aggregator.cli.errors import Unreached
 from aggregator.composition.access import page_verifier
 from aggregator.events import EventKind, Transition
 from aggregator.ingest.identity import IdentityError, Refusal
@@ -174,6 +176,15 @@ async def test_without_a_controller_the_page_says_why_and_who_was_the_last(
     problem = json.loads(text)
     assert (status, problem["error"]) == (503, "no controller")
     assert "does not answer: " in problem["hint"]
+
+
+async def test_a_command_without_a_controller_may_read_the_cluster_itself(
+    gateway: GatewayOf,
+) -> None:
+    gateway.name_controller(None)
+    client = Client(gateway.url, timeout=PATIENCE)
+    with pytest.raises(Unreached, match=r"^no controller\n  No controller can be reached: "):
+        await asyncio.to_thread(client.get, "quarantines")
 
 
 async def test_before_any_renewal_was_seen_the_page_says_that(
