@@ -26,7 +26,7 @@ HOW = "oidc"
 PREFIX = "oidc:"
 #: Seconds from the begin of a log-in to its end.
 BEGUN_FOR = 600.0
-#: Bytes of a cookie.
+#: Bytes of a cookie: browsers keep no longer one, its name and attributes included.
 LONGEST = 3800
 #: Sessions that were logged out and are remembered until they would have ended.
 _MOST_ENDED = 10_000

@@ -31,9 +31,13 @@ class ReviewCache(Generic[T]):
         return len(self._known)
 
     def known(self, key: Hashable) -> bool:
-        """Whether there is an answer that counts, or one on its way."""
+        """Whether there is an answer that counts or is on its way, or the last one was positive:
+        a review of it is then no guess of a client.
+        """
         found = self._known.get(key)
-        return key in self._pending or (found is not None and self._now() < found[0])
+        return key in self._pending or (
+            found is not None and bool(found[1] or self._now() < found[0])
+        )
 
     async def get(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
         """The remembered answer, or that of ``review``, whose error is raised, not kept."""

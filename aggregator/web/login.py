@@ -5,12 +5,14 @@ Scripts can't read it, other sites can't send it, and it never leaves TLS where 
 """
 
 from collections.abc import Callable
+from urllib.parse import parse_qs
 
 from aiohttp import web
 from attrs import define
 
 from aggregator.access.gate import READ
 from aggregator.access.identity import AccessRefused, RequestFacts
+from aggregator.access.oidc_session import LONGEST
 from aggregator.web.access_guard import (
     AccessGuard,
     PageAccess,
@@ -21,8 +23,6 @@ from aggregator.web.access_guard import (
 from aggregator.web.forwarded_client import address_of
 from aggregator.web.same_origin import foreign_because
 
-#: Browsers keep no longer cookie, its name and attributes included.
-LONGEST = 3800
 #: Bytes of the form.
 _FORM = 32 * 1024
 
@@ -80,10 +80,10 @@ class LogIn:
             return self._respond(403, f"this log-in is not the page's own: {why}", hint, "/")
         if (request.content_length or 0) > _FORM:
             return self._respond(413, "the token is too long", "", "/")
-        fields = await request.post()
-        token, path = fields.get("token", ""), fields.get("next", "")
-        token = token.strip() if isinstance(token, str) else ""
-        path = safe_path(path if isinstance(path, str) else "")
+        # aiohttp's own parser raises for a form that a browser would not send.
+        fields = parse_qs((await request.read()).decode("ascii", "replace"))
+        token, path = (fields.get(name, [""])[0] for name in ("token", "next"))
+        token, path = token.strip(), safe_path(path)
         if not token or len(token) > LONGEST or not token.isascii() or not token.isprintable():
             error = "the token is too long for a cookie" if len(token) > LONGEST else "no token"
             return self._respond(400, error, "Paste a token.", path)

@@ -168,6 +168,20 @@ async def test_an_address_that_tries_many_tokens_is_slowed_and_others_are_not() 
     assert again.reason == "invalid_token"
 
 
+async def test_readers_behind_one_address_are_reviewed_again_each_minute() -> None:
+    """A proxy has all of them behind it, each with a token of their own."""
+    tokens = [f"token {number}" for number in range(200)]
+    reviews, clock = Reviews(users=dict.fromkeys(tokens, ALICE)), Clock()
+    gate = gate_of(reviews, clock)
+    for token in tokens:
+        clock.time += 1
+        await gate.require(RequestFacts(token=token, address="10.0.0.9"), READ)
+    clock.time += ALLOWED_FOR
+    for token in tokens:
+        await gate.require(RequestFacts(token=token, address="10.0.0.9"), READ)
+    assert sum(one.startswith("token ") for one in reviews.asked) == 2 * len(tokens)
+
+
 async def test_audiences_are_asked_for() -> None:
     reviews = Reviews()
     gate = gate_of(reviews, Clock(), audiences=("sickbay-page",))

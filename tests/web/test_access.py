@@ -121,6 +121,25 @@ async def test_a_log_in_with_another_token_sets_no_cookie(served: Served, token:
 
 
 @pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data; boundary=x", b"--y"),
+        ("multipart/form-data", b""),
+        ("application/x-www-form-urlencoded; charset=none", b"token=x"),
+        ("application/x-www-form-urlencoded", b"token=\xff"),
+        ("text/plain", b"token"),
+    ],
+)
+async def test_a_log_in_that_is_no_form_is_refused(
+    served: Served, kind: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"Content-Type": kind}
+    async with served.session.post(f"{served.url}/login", data=body, headers=headers) as answer:
+        assert answer.status in {400, 401}
+    assert "a request failed" not in caplog.text
+
+
+@pytest.mark.parametrize(
     "path", ["//evil.example", "https://evil.example", "/\\evil.example", "/login", "", "/\r\nX: y"]
 )
 async def test_a_log_in_leads_to_this_site_alone(served: Served, path: str) -> None:
