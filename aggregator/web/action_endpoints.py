@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from aggregator.access.identity import AccessRefused, UserIdentity
-from aggregator.cli.errors import CommandFailed
+from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cluster.port import ClusterError, Refused, Unreachable
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.node_name import EXPECTED, is_node_name
@@ -27,11 +27,12 @@ from aggregator.web.person_actions import (
     PersonAction,
     read_request,
 )
-from aggregator.web.query_params import RequestProblem
+from aggregator.web.query_params import Form, Param, RequestProblem, read_query
 
 log = logging.getLogger("sickbay.access")
 
 ACCESS = "/api/v1/access"
+ACCESS_PARAMS = (Param("node", Form.TEXT, "The actions on this node.", ""),)
 #: Bytes of a body.
 _MOST = 16 * 1024
 
@@ -69,19 +70,20 @@ class ActionEndpoints:
 
     async def reader(self, request: web.Request) -> web.Response:
         """GET /api/v1/access?node=NAME."""
+        node = read_query(ACCESS_PARAMS, request.query)["node"]
         identity = await self._guard.identity(request)
         on = self._setup is not None and self._access.actions
         answer = PageReader(
             user=identity.name if identity is not None else "",
             how=identity.how if identity is not None else "",
             actions=on,
-            may=await self._may(identity, request.query.get("node", "")) if on and identity else [],
+            may=await self._may(identity, node) if on and identity else [],
         )
         return respond(answer)
 
     async def _may(self, identity: UserIdentity, node: str) -> list[str]:
         gate, setup = self._access.gate, self._setup
-        if gate is None or setup is None:
+        if gate is None or setup is None or (node and not is_node_name(node)):
             return []
         return [
             action.name
@@ -106,7 +108,11 @@ class ActionEndpoints:
             self._audit(request, identity, action, body, f"refused: {refused.error}")
             raise
         context = ActionContext(node, identity.name, body, setup.how)
-        status, text = await self._run(setup, action, context)
+        try:
+            status, text = await self._run(setup, action, context)
+        except asyncio.CancelledError:  # this replica stops; the thread goes on
+            self._audit(request, identity, action, body, "not known: the aggregator stops")
+            raise
         self._audit(request, identity, action, body, "done" if status == 200 else text)
         if status != 200:
             error, _, hint = text.partition("\n")
@@ -152,7 +158,7 @@ class ActionEndpoints:
                 f"{' '.join(str(error).split())}\nTo release it all the same send "
                 '"cancel_order": true.'
             )
-        except CommandFailed as error:
+        except (CommandFailed, UsageError) as error:
             return 409, str(error)
         except Unreachable as error:
             return (503, f"{error}\nIts result is not known: check the node, then try again.")

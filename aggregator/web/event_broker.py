@@ -198,7 +198,7 @@ class EventBroker:
     def _after(self, last: str) -> int | None:
         """The number to resume after, or None when it is not ours or no longer remembered."""
         epoch, _, number = last.partition(".")
-        if epoch != str(self.epoch) or not number.isdecimal():
+        if epoch != str(self.epoch) or not number.isdecimal() or len(number) > 20:
             return None
         oldest = self._ring[0].number if self._ring else self.latest + 1
         return int(number) if oldest - 1 <= int(number) <= self.latest else None

@@ -12,7 +12,7 @@ import msgspec
 from aggregator.cluster import port
 from aggregator.quarantine.state import fleet
 from aggregator.web import job_models, models, person_actions
-from aggregator.web.action_endpoints import ACCESS
+from aggregator.web.action_endpoints import ACCESS, ACCESS_PARAMS
 from aggregator.web.api import ENDPOINTS, Endpoint
 from aggregator.web.person_actions import (
     ACTIONS,
@@ -102,8 +102,11 @@ def _reader() -> dict[str, Any]:
     return {
         "operationId": "access",
         "summary": "The reader, and the actions that they may request.",
-        "parameters": [_parameter("node", "query", "The actions on this node.")],
-        "responses": {"200": _json("The reader.", _ref(PageReader))},
+        "parameters": [*map(_param, ACCESS_PARAMS)],
+        "responses": {
+            "200": _json("The reader.", _ref(PageReader)),
+            "400": _problem("query"),
+        },
     }
 
 

@@ -1,14 +1,17 @@
 """A person's actions by page and API, on a local cluster's real file."""
 
+import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from aggregator.access.gate import AccessGate
@@ -25,6 +28,7 @@ from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from aggregator.web.person_actions import ACTIONS
 from tests.support.present import present
+from tests.support.waiting import PATIENCE
 from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
 
 VIEWER, OPERATOR = "v" * 22, "o" * 22
@@ -306,6 +310,58 @@ async def test_a_reader_is_told_the_actions_that_they_may_ask_for(site: Site) ->
     assert (await reader(VIEWER, "?node=node-1"))["may"] == []
 
 
+async def test_a_name_that_no_node_can_have_has_no_actions_and_an_unknown_parameter_is_refused(
+    site: Site,
+) -> None:
+    url, headers = f"{site.served.url}/api/v1/access", {"Authorization": f"Bearer {OPERATOR}"}
+    async with site.served.session.get(f"{url}?node=a,b", headers=headers) as answer:
+        assert (answer.status, (await answer.json())["may"]) == (200, [])
+    async with site.served.session.get(f"{url}?nod=node-1", headers=headers) as answer:
+        assert (answer.status, (await answer.json())["hint"]) == (400, 'did you mean "node"?')
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(one) for one in caplog.records if vars(one).get("event") == "access.action"]
+
+
+async def test_a_cluster_that_can_not_be_used_is_a_plain_answer_and_in_the_log(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="sickbay.access")
+    (tmp_path / "cluster.db").unlink()
+    status, told = await site.ask("stop", {"reason": "x"})
+    assert (status, "there is no database" in told["error"]) == (409, True)
+    assert "there is no database" in audited(caplog)[0]["outcome"]
+
+
+async def test_an_action_under_way_when_the_replica_stops_is_in_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="sickbay.access")
+    setup = present(site.served.web._actions._setup)
+    begun, go_on = threading.Event(), threading.Event()
+
+    @contextmanager
+    def slow(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
+        begun.set()
+        go_on.wait(PATIENCE)
+        with setup.open(dry_run) as actions:
+            yield actions
+
+    site.served.web._actions._setup = replace(setup, open=slow)
+    asked = asyncio.create_task(site.ask("stop", {"reason": "x"}))
+    try:
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        await site.served.web.close()
+    finally:
+        go_on.set()
+    with pytest.raises(aiohttp.ClientError):
+        await asked
+    [line] = audited(caplog)
+    assert (line["user"], line["action"]) == ("hall-2", "stop")
+    assert line["outcome"] == "not known: the aggregator stops"
+
+
 async def test_each_action_is_in_the_log_with_the_person_and_the_outcome(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,7 +369,7 @@ async def test_each_action_is_in_the_log_with_the_person_and_the_outcome(
     await site.ask("nodes/node-1/quarantine", {"reason": "fan"})
     await site.ask("nodes/node-3/release")
     await site.ask("stop", {"reason": "x"}, token=VIEWER)
-    lines = [vars(one) for one in caplog.records if vars(one).get("event") == "access.action"]
+    lines = audited(caplog)
     assert [(one["user"], one["action"], one["node"]) for one in lines] == [
         ("hall-2", "quarantine", "node-1"),
         ("hall-2", "release", "node-3"),
