@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aggregator.web import models, node_view
 from aggregator.web.event_broker import EventBroker
@@ -22,12 +22,15 @@ class ChangeNotifier:
         snapshot: Callable[[], Awaitable[FleetSnapshot]],
         details: NodeDetails,
         feed: EventBroker,
+        troubles: Callable[[], Sequence[object]] = tuple,
     ) -> None:
+        """``troubles``: what each page reports of this replica itself."""
         self._snapshot = snapshot
         self._details = details
         self._feed = feed
-        self._revision = 0
-        self._nodes: dict[str, models.Node] = {}
+        self._troubles = troubles
+        #: The view of each stream, by its node.
+        self._views: dict[str, object] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -48,15 +51,20 @@ class ChangeNotifier:
             counts=snapshot.found.counts,
             headline=headline(snapshot.found),
         )
-        if snapshot.revision != self._revision:
-            self._revision = snapshot.revision
-            self._feed.tick(tick)
-        watched = sorted(self._feed.nodes)
-        nodes_shown = map(self._details.of, watched)
-        nodes = {one.node: node_view.steady(one) for one in nodes_shown if one is not None}
-        for name, one in nodes.items():
-            # Heartbeats come all the time, and are no change. A new subscriber is notified at once,
-            # because the view may have changed since the page was rendered.
-            if self._nodes.get(name) != one:
+        found = snapshot.found
+        notices = (
+            *(found.stop, found.view_lost, found.waiting_for_quorum, found.cooling),
+            *(found.clock_doubt, found.lease_lost),
+            *self._troubles(),
+        )
+        views: dict[str, object] = {"": (snapshot.revision, notices)}
+        for name in self._feed.nodes:
+            # Heartbeats come all the time, and are no change.
+            one = self._details.of(name)
+            views[name] = (one and node_view.steady(one), notices)
+        for name, view in views.items():
+            # A new subscriber is notified at once, because the view may have changed since the page
+            # was rendered.
+            if self._views.get(name) != view:
                 self._feed.tick(tick, node=name)
-        self._nodes = nodes
+        self._views = views

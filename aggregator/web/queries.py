@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ T = TypeVar("T")
 #: A history that takes longer than this (seconds) is shown as unreachable: the page can't wait.
 PATIENCE = 3.0
 TIMELINE = 200
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,12 @@ class FleetQueries:
             alerts_given_up=sum(route.dead for route in self.alerts().routes),
         )
         return msgspec.structs.replace(numbers, with_drain=self.effects.of(snapshot, self.preview))
+
+    def troubles(self) -> Sequence[object]:
+        """What each page reports of this replica itself, without numbers that count on."""
+        texts = (*self.ready(), self.history.problem, self.alert_trouble())
+        dead = sum(route.dead for route in self.alerts().routes)
+        return (*(_DIGITS.sub("", one) for one in texts), dead)
 
     def rows(self, names: Iterable[str]) -> list[models.NodeRow]:
         """These nodes in a line each; without those that are gone since."""

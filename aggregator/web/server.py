@@ -121,7 +121,9 @@ class Web:
                 access.oidc, self._guard_access, self._log_in.refuse, self._pages.logged_in
             )
         self._actions = ActionEndpoints(access, self._guard_access, actions)
-        self._change_notifier = ChangeNotifier(self._queries.current_snapshot, details, feed)
+        self._change_notifier = ChangeNotifier(
+            self._queries.current_snapshot, details, feed, self._queries.troubles
+        )
         self._feed, self._fleet = feed, fleet
         self._stats = stats
         self._requests: Counter[tuple[str, int]] = Counter()

@@ -506,11 +506,16 @@ def some_past(wall: float) -> list[Transition]:
     ]
 
 
-def pulse_alone(fleet: FleetState, clocks: Clocks, feed: EventBroker) -> ChangeNotifier:
+def pulse_alone(
+    fleet: FleetState,
+    clocks: Clocks,
+    feed: EventBroker,
+    troubles: Callable[[], Sequence[object]] = tuple,
+) -> ChangeNotifier:
     """The pulse of a replica, without a server."""
     snapshots = SnapshotCache(fleet, clocks)
     details = NodeDetails(fleet=fleet, snapshots=snapshots)
-    return ChangeNotifier(snapshots.current_snapshot, details, feed)
+    return ChangeNotifier(snapshots.current_snapshot, details, feed, troubles)
 
 
 # -- the server --------------------------------------------------------------------------------

@@ -513,7 +513,14 @@ async def test_one_nodes_page_follows_that_node(browser: Browser) -> None:
         )
         await expect(one.page.locator("h1")).to_contain_text("held back")  # it has no mark yet
         await expect(one.page.locator("#timeline")).to_contain_text("node-8: admitted")
+        fleet.stop = "the fabric is being worked on"
+        await expect(one.page.locator("#notices")).to_contain_text("the fabric is being worked on")
         assert one.complaints == []
+        known = fleet.node_summaries.pop("node-8")
+        lost = one.page.locator("#lost")
+        await expect(lost).to_contain_text('There is no node "node-8". The page shows what was')
+        fleet.node_summaries["node-8"] = known
+        await expect(lost).to_be_hidden()
 
 
 async def test_a_repair_is_followed_from_its_order_to_its_end_without_a_reload(

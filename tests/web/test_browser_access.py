@@ -1,5 +1,6 @@
 """Log-in and actions in a real browser, and a site that tries to act for the person."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from playwright.async_api import Browser, Dialog, Page, expect
+from playwright.async_api import Browser, Dialog, Page, Route, expect
 
 from aggregator.access.gate import AccessGate
 from aggregator.access.static_tokens import StaticTokens
@@ -21,7 +22,7 @@ from aggregator.events import Transition
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from tests.support.present import present
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 from tests.web.support import Served, running_clocks, serving, small_fleet
 from tests.web.test_actions import orders_a_reboot
 from tests.web.test_browser import browser, monotonic_hands, started_browser
@@ -102,10 +103,22 @@ async def test_an_operator_acts_from_a_nodes_page(
     section = page.locator("#actions")
     await section.get_by_label("Action").select_option("cordon")
     await section.get_by_label("Reason").fill("fan 3 is dead")
+    sent, clicked_twice = list[str](), asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        sent.append(route.request.url)
+        await clicked_twice.wait()
+        await route.continue_()
+
+    await page.route("**/quarantine", hold)
     await section.get_by_role("button", name="Do it").click()
+    await until(lambda: bool(sent))
+    await section.get_by_role("button", name="Do it").click(force=True)
+    clicked_twice.set()
     await expect(page.locator("#action-result")).to_contain_text("cordon requested")
     found = present(store.quarantine("node-1"))
     assert found.spec.requester == "hall-2"
+    assert len(sent) == 1
     await section.get_by_label("Action").select_option("exempt")
     await expect(section.get_by_label("For", exact=True)).to_be_visible()
     await page.goto(f"{served.url}/nodes/node-4")

@@ -68,7 +68,19 @@ async def test_who_comes_back_gets_what_happened_meanwhile() -> None:
         assert [data["summary"][-1] for _, data in told] == ["3", "4"]
 
 
-@pytest.mark.parametrize("last", ["", "nonsense", "6.3", "7.", "7.99", "7.-1", "7.²"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "",
+        "nonsense",
+        "6.3",
+        "7.",
+        "7.99",
+        "7.-1",
+        "7.²",
+        pytest.param("7." + "9" * 5000, id="long"),
+    ],
+)
 async def test_an_id_of_another_life_or_none_resumes_nothing(last: str) -> None:
     feed = EventBroker(epoch=7)
     feed.record_event(happened(1))
@@ -113,7 +125,10 @@ class Watched:
     def __init__(self, hands: Hands, node: str = "") -> None:
         self.fleet = small_fleet(hands)
         self.feed = EventBroker(epoch=1)
-        self.pulse = pulse_alone(self.fleet, hands.clocks(), self.feed)
+        self.troubles = list[str]()
+        self.pulse = pulse_alone(
+            self.fleet, hands.clocks(), self.feed, lambda: tuple(self.troubles)
+        )
         self.reader = self.feed.subscribe(node)
 
     async def ticks(self) -> int:
@@ -147,6 +162,39 @@ async def test_a_reader_of_one_node_is_ticked_for_that_node_alone() -> None:
     hands.advance(5)
     await watched.pulse.publish_tick()
     assert await watched.ticks() == 1
+
+
+@pytest.mark.parametrize("node", ["", "node-1"])
+async def test_every_reader_is_ticked_for_what_each_page_reports(node: str) -> None:
+    hands = Hands()
+    watched = Watched(hands, node)
+    await watched.pulse.publish_tick()
+    assert await watched.ticks() == 1
+    for name in ("stop", "view_lost", "history"):
+        if name == "history":
+            watched.troubles.append("history is not written")
+        else:
+            setattr(watched.fleet, name, "for a reason")
+        hands.advance(5)
+        await watched.pulse.publish_tick()
+        assert await watched.ticks() == 1
+        hands.advance(5)
+        await watched.pulse.publish_tick()
+        assert await watched.ticks() == 0
+
+
+async def test_a_reader_of_one_node_is_ticked_when_it_goes_and_comes_back() -> None:
+    hands = Hands()
+    watched = Watched(hands, "node-1")
+    await watched.pulse.publish_tick()
+    assert await watched.ticks() == 1
+    known = watched.fleet.node_summaries.pop("node-1")
+    for again in (False, True):
+        if again:
+            watched.fleet.node_summaries["node-1"] = known
+        hands.advance(5)
+        await watched.pulse.publish_tick()
+        assert await watched.ticks() == 1
 
 
 async def test_ticks_that_were_not_read_become_one() -> None:

@@ -56,7 +56,8 @@
     action.addEventListener("change", sayFields);
     form.append(field("Action", action), field("Reason", reason), length);
     form.append(field("Only try whether it is allowed", dry));
-    form.append(make("button", "Do it", { type: "submit" }));
+    const button = make("button", "Do it", { type: "submit" });
+    form.append(button);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const chosen = action.value;
@@ -69,6 +70,7 @@
       if (quarantines) body.action = chosen;
       if (chosen === "exempt") body.duration = duration.value;
       result.textContent = "...";
+      button.disabled = true; // a second click would request it again
       try {
         let response = await send(path, body);
         let answer = await response.json();
@@ -83,6 +85,7 @@
         result.textContent = "No answer: " + error.message;
         result.className = "error";
       }
+      button.disabled = false;
     });
     section.append(make("h2", node ? "Act on this node" : "Act on the fleet", { id: "actions-title" }));
     section.append(form, result);

@@ -116,6 +116,14 @@
     lost.hidden = false;
   }
 
+  // The node may come back, so the page stays; what it shows is of before.
+  function showGone(answer) {
+    const error = new DOMParser().parseFromString(answer, "text/html").querySelector("h1");
+    document.body.classList.add("stale");
+    lost.textContent = error.textContent + ". The page shows what was known before.";
+    lost.hidden = false;
+  }
+
   // -- the stream ------------------------------------------------------------------------
   let source = null;
   let receivedAt = Date.now();
@@ -188,7 +196,10 @@
     if (tag) url.searchParams.set("base", tag);
     url.hash = "";
     const response = await fetch(url, { cache: "no-store" });
-    if (!response.ok || response.status === 204) return;
+    if (response.status === 404) return showGone(await response.text());
+    if (!response.ok) return;
+    if (!lostAt && !lost.hidden) showLive();
+    if (response.status === 204) return;
     const answer = await response.text();
     if (response.headers.get("content-type").startsWith("application/json")) {
       const delta = JSON.parse(answer);
