@@ -73,6 +73,9 @@ def _report(options: argparse.Namespace, *, by: str, job: str) -> Answer:
         print(f"warning: {clean(answer['trouble'])}", file=sys.stderr)
     if answer["cut"]:
         print("warning: only the newest 50,000 records are counted", file=sys.stderr)
+    if answer["total"] > len(answer["items"]):
+        text = f"warning: {len(answer['items'])} of {answer['total']} rows, those with most hours"
+        print(text, file=sys.stderr)
     return answer
 
 

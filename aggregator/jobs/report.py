@@ -4,8 +4,8 @@ Every formula is in docs/jobs.md, and each of its inputs is a field of the repor
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.hit import Hit, hit_of
@@ -24,12 +24,15 @@ _HOUR, _DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True, slots=True)
 class FleetInputs:
-    """``gpus_of`` and ``pool_of`` know the nodes; 0 and "" for one that is unknown now."""
+    """``gpus_of`` and ``pool_of`` know the nodes; 0 and "" for one that is unknown now. ``out``:
+    the nodes in quarantine now, since when (wall clock seconds), and the incident of each.
+    """
 
     nodes: int
     gpus: int
     gpus_of: Callable[[str], int]
     pool_of: Callable[[str], str]
+    out: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def make_report(
     )
     hits = hits_of(past)
     stops = stops_of(hits)
-    outages = _outages(past, since, until)
+    outages = _outages(past, since, until, inputs.out)
     days = max(until - since, 1.0) / _DAY
     quarantines = sum(one.kind is EventKind.CORDONED for one in past)
     per_node_day = quarantines / (inputs.nodes * days) if inputs.nodes else 0.0
@@ -188,8 +191,12 @@ def ettr(one: Hit, per_node_day: float) -> float:
     return max(0.0, 1 - one.nodes * per_node_day * (one.restart + interval / 2) / _DAY)
 
 
-def _outages(past: Iterable[Transition], since: float, until: float) -> list[_Outage]:
-    """A node whose cordon is older than the report's time counts from its begin on."""
+def _outages(
+    past: Iterable[Transition], since: float, until: float, out: Mapping[str, tuple[float, str]]
+) -> list[_Outage]:
+    """A node whose cordon is older than the report's time counts from its begin on. ``out``: as of
+    `FleetInputs`.
+    """
     open_since: dict[str, Transition] = {}
     begun: set[str] = set()
     found = []
@@ -208,6 +215,9 @@ def _outages(past: Iterable[Transition], since: float, until: float) -> list[_Ou
     for node, first in open_since.items():
         length = until - first.at
         found.append(_Outage(node, first.incident, length, length, ended=False))
+    for node, (at, incident) in out.items():
+        if node not in begun and at < until:
+            found.append(_Outage(node, incident, until - max(at, since), 0.0, ended=False))
     return found
 
 

@@ -57,7 +57,13 @@ async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobRep
 async def _inputs(queries: FleetQueries, past: Sequence[Transition]) -> FleetInputs:
     found = (await queries.current_snapshot()).found
     fleet = queries.fleet
-    nodes = {one.node for one in past if one.kind in (EventKind.CORDONED, EventKind.RELEASED)}
+    out = {
+        one.node: (one.cordoned_at.timestamp(), one.incident)
+        for one in found.quarantines
+        if one.cordoned_at is not None
+    }
+    changed = (EventKind.CORDONED, EventKind.RELEASED)
+    nodes = {*out, *(one.node for one in past if one.kind in changed)}
     summaries = {name: fleet.node_summaries.get(name) for name in nodes}
     gpus = {name: count_gpus(one) for name, one in summaries.items() if one is not None}
     pools = {name: fleet.pool_of(one) for name, one in summaries.items()}
@@ -66,6 +72,7 @@ async def _inputs(queries: FleetQueries, past: Sequence[Transition]) -> FleetInp
         gpus=sum(sum(found.gpus.get(which, GpuCounts())) for which in (False, True)),
         gpus_of=lambda name: gpus.get(name, 0),
         pool_of=lambda name: pools.get(name, ""),
+        out=out,
     )
 
 
