@@ -136,6 +136,18 @@ def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:
             "(kubectl create token), client certificates, or access.front_proxy"
         )
         yield (section, "tokens_file"), text
+    proofs: dict[str, object] = {
+        **kube_only,
+        "tokens_file": access.tokens_file,
+        "oidc": access.oidc,
+    }
+    for name, proof in proofs.items():
+        if proof and not access.on:
+            text = (
+                "no request needs an identity, so that every client that reaches the page may read "
+                "it; expected access.anonymous: false, or access.actions: true"
+            )
+            yield (section, name), text
     if access.on and not kubernetes and access.tokens_file is None and access.oidc is None:
         yield (section, "tokens_file"), "not given, so that no request could prove an identity"
     if access.oidc is not None:

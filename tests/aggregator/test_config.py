@@ -781,6 +781,16 @@ def test_a_log_in_by_openid_connect_needs_no_file_of_tokens(tmp_path: Path) -> N
             "access.front_proxy: client certificates need TLS",
         ),
         (KUBE, "front_proxy: {ca_file: proxy.crt, names: [a], user_header: 'a b'}", "user_header"),
+        *(
+            (head, text, f"access.{text.partition(':')[0]}: no request needs an identity")
+            for head, text in (
+                (ON_FILE, "tokens_file: tokens"),
+                (ON_FILE, oidc().removeprefix("anonymous: false, ")),
+                (KUBE, "client_ca_file: proxy.crt"),
+                (KUBE, PROXY),
+                (KUBE, "audiences: [a]"),
+            )
+        ),
         (ON_FILE, oidc(more=""), "access.oidc.viewers: no group has a role"),
         (ON_FILE, oidc(more="viewers: [a, '']"), "access.oidc.viewers: an empty name"),
         (ON_FILE, oidc(more="operators: [' ']"), "access.oidc.operators: an empty name"),

@@ -79,6 +79,7 @@ def test_the_example_loads(tmp_path: Path) -> None:
 
 #: Keys whose default is not worth a line, and that are shown as a site would write them.
 EXAMPLES = {
+    "access.anonymous",
     "access.client_ca_file",
     "agents.none_on",
     "maintenance.marks",
