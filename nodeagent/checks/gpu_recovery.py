@@ -30,6 +30,9 @@ _ACTIONS: dict[int, Verdict] = {
     7: (Status.FAILED, "system-reboot", "the driver requests a reboot of the system"),
 }
 
+#: The fault of a GPU that did not start, which is over once the GPU gives values.
+_INIT_FAILED = "nvidia-driver:init-failed"
+
 #: Actions whose end means that the GPU has been reset in some way.
 _RESETTING = frozenset({1, 2, 4, 6, 7})
 
@@ -53,6 +56,11 @@ class GpuRecovery(gpu_common.GpuCheck):
     def _clearing(self, gpu: Gpu, at: float) -> list[Clearing]:
         if not gpu.uuid:
             return []
+        answers = gpu.clocks is not None and not gpu_common.is_ill(gpu)
+        if answers and self._sources.driver_log.has_started(gpu.pci, at):
+            names = gpu.uuid, f"pci:{gpu.pci}"  # it may have had no UUID
+            started = [Clearing(name, "gpu-reset", _INIT_FAILED) for name in names]
+            return [*started, *self._clearing(gpu, at)]
         if self._was_loaded_anew(gpu, at):
             self._wanted.discard(gpu.uuid)
             return [Clearing(component=gpu.uuid, how="gpu-reset")]

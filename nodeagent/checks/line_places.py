@@ -77,7 +77,7 @@ class NodePlaces:
         address = normalise(fields["gpu"])
         if address is None or not self._sources.gpus.has_gpu(address):
             return ()
-        self._sources.driver_log.erred(address)
+        self._sources.driver_log.failed_to_start(address, self._sources.machine.clock.boottime())
         return (LinePlace(self._sources.gpus.component(address), {"pci": address}),)
 
     def _device(self, fields: Fields) -> Sequence[LinePlace]:

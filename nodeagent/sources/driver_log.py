@@ -17,6 +17,8 @@ class DriverLog:
     def __init__(self) -> None:
         self.loaded_at = -math.inf
         self._erred: set[str] = set()
+        #: By address: when the driver last failed to start a GPU.
+        self._not_started: dict[str, float] = {}
         self._logged: dict[tuple[str, int], float] = {}
 
     def loaded(self, at: float) -> None:
@@ -28,6 +30,18 @@ class DriverLog:
     def erred(self, address: str) -> None:
         """The driver reports an error of the GPU at ``address`` ("0000:3b:00")."""
         self._erred.add(address)
+
+    def failed_to_start(self, address: str, at: float) -> None:
+        """The driver could not start the GPU at ``address``, as was read ``at``."""
+        self.erred(address)
+        self._not_started[address] = at
+
+    def has_started(self, address: str, at: float) -> bool:
+        """Whether a GPU that answers ``at`` had failed to start before; true once."""
+        failed = self._not_started.get(address, math.inf) < at
+        if failed:
+            del self._not_started[address]
+        return failed
 
     def xid(self, address: str, code: int, at: float) -> None:
         """The log has an Xid of that GPU, stamped ``at``."""

@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.checks import gpu_recovery, xid
 from nodeagent.checks.base import LogCheck
+from nodeagent.checks.kernel_lines import SPECS
 from nodeagent.model import Clearing
 from nodeagent.sources.gpu_sample import Gpu
 from nodeagent.sources.kmsg import Record
@@ -102,6 +103,34 @@ async def test_an_xid_that_came_after_the_load_is_not_over(tmp_path: Path) -> No
     log.read(line(node, LOADED))
     node.later()
     assert len((await run_check(check)).clearings) == 2, "the next load counts for both"
+
+
+async def test_a_gpu_that_failed_to_start_is_well_once_it_gives_values(tmp_path: Path) -> None:
+    """At a boot the second program that opens a GPU may succeed where the first failed."""
+    node = Node(tmp_path)
+    works = [replace(each, clocks=0) for each in FINE[:2]]
+    node.set_gpus(works[0], failing(FINE[1], handle=999))
+    log = cast("LogCheck", SPECS["nvidia-driver"].build(node.sources, {}))
+    check = node.build(gpu_recovery.SPEC)
+    await run_check(check)
+    node.clock.now = node.nvml.answer.at
+    for each in works:
+        failed = f"NVRM: GPU {each.pci}.0: RmInitAdapter failed! (0x62:0x40:2461)"
+        assert len(log.read(line(node, failed.encode()))) == 1
+    assert (await run_check(check)).clearings == [], "it was sampled before"
+    node.later()
+    over = [
+        Clearing(name, "gpu-reset", "nvidia-driver:init-failed")
+        for name in (FINE[0].uuid, f"pci:{FINE[0].pci}")
+    ]
+    assert (await run_check(check)).clearings == over
+    node.later()
+    assert (await run_check(check)).clearings == [], "the other gives no values yet"
+    node.set_gpus(*works)
+    assert {each.component for each in (await run_check(check)).clearings} == {
+        FINE[1].uuid,
+        f"pci:{FINE[1].pci}",
+    }
 
 
 async def test_an_xid_of_a_program_after_the_load_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
