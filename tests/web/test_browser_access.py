@@ -19,6 +19,7 @@ from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.events import Transition
+from aggregator.web import sse
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from tests.support.present import present
@@ -93,6 +94,20 @@ async def test_a_person_logs_in_sees_the_live_page_and_logs_out(
     await page.get_by_role("button", name="Log out").click()
     await page.goto(served.url)
     await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+
+
+async def test_an_open_page_whose_log_in_has_ended_leads_to_the_form(
+    browser: Browser, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "RECHECK", 0.0)
+    monkeypatch.setattr(sse, "BEAT", 0.05)
+    page = await new_page(browser)
+    await log_in(page, f"{served.url}/nodes/node-2", VIEWER)
+    await expect(page.locator("#live")).to_have_text("live")
+    (tmp_path / "tokens").write_text(f"{OPERATOR},hall-2,operator\n")
+    await expect(page.get_by_role("alert")).to_contain_text("not valid")
+    await log_in(page, page.url, OPERATOR)
+    await expect(page).to_have_url(f"{served.url}/nodes/node-2")
 
 
 async def test_an_operator_acts_from_a_nodes_page(

@@ -270,6 +270,11 @@ async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> 
         ("status", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "can't be read"),
         (
             "status",
+            b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"headline": "ok"}',
+            "the answer has no 'mode': is the aggregator older than this program, ",
+        ),
+        (
+            "status",
             b"\x00\x00\x18\x04\x00\x1b[31m\r\n",
             "can't be reached: the server there does not use HTTP; is it https?\n",
         ),

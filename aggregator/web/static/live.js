@@ -155,9 +155,17 @@
     source.onerror = again;
   }
 
+  // Without a log-in a reload gives its form; an EventSource does not know the status of an answer.
+  function leaveIfLoggedOut() {
+    fetch("/api/v1/access", { cache: "no-store" })
+      .then((answer) => answer.status === 401 && location.reload())
+      .catch(() => {}); // the network is away, too
+  }
+
   function again() {
     source.close();
     sayLost();
+    leaveIfLoggedOut();
     receivedAt = Date.now(); // the next try begins its own silence
     clearTimeout(retry);
     retry = setTimeout(open, wait * (0.5 + Math.random()));
