@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,9 +14,11 @@ from aggregator.alerts.batch import CHUNK, chunks
 from aggregator.alerts.message import PendingDelivery
 from aggregator.alerts.tables import deliveries, groups, lasting, pending
 
-#: The most alerts that one delivery carries, and the most of a grouped kind.
+#: The most alerts that one delivery carries, and the most of a grouped kind, which are sent as one.
 MOST_IN_ONE = 200
 MOST_GROUPED = 10_000
+#: Bytes of the alerts of one delivery, or one alert: many receivers refuse a megabyte.
+MOST_BYTES = 512 * 1024
 #: Groups of one route that are read for the next delivery.
 MOST_GROUPS = 200
 
@@ -81,8 +84,11 @@ def _due_of_group(
         if not rows:
             continue
         waited = now - rows[0].accepted_at
+        sizes = accumulate(len(row.alert) for row in rows)
+        fit = max(1, sum(size <= MOST_BYTES for size in sizes)) if not grouped else most
+        full, rows = len(rows) >= min(most, fit + 1), rows[:fit]
         # A clock that was set back is not waited for.
-        if 0 <= waited < patience and len(rows) < most:
+        if 0 <= waited < patience and not full:
             waits.append(patience - waited)
             others += rows
         else:

@@ -116,12 +116,13 @@ class Notifier:
         self._ends_due = clocks.now() + _SETTLED
         self._over: set[tuple[str, str, str]] = set()
         self._failure = ""
+        self._lost_logged = 0
         self._depths: Mapping[str, int] = {}
         self._dead: tuple[DeadDelivery, ...] = ()
         self._dead_counts: Mapping[str, int] = {}
         self._newest_dead = (0, 0)
         self._session: aiohttp.ClientSession | None = None
-        self._senders: list[RouteSender] = []
+        self._senders: Mapping[str, RouteSender] = {}
         self._writer: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -133,8 +134,8 @@ class Notifier:
         self._session = aiohttp.ClientSession(
             cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         )
-        self._senders = [
-            RouteSender(
+        self._senders = {
+            target.key: RouteSender(
                 target,
                 outbox=self._outbox,
                 thread=self._thread,
@@ -144,11 +145,11 @@ class Notifier:
                 retry=self._retry,
             )
             for target in self.targets
-        ]
+        }
         self._writer = asyncio.create_task(self._write(), name="alerts")
         self._tasks = [
-            asyncio.create_task(sender.run(), name=target.title)
-            for sender, target in zip(self._senders, self.targets, strict=True)
+            asyncio.create_task(self._senders[target.key].run(), name=target.title)
+            for target in self.targets
         ]
 
     async def close(self) -> None:
@@ -168,13 +169,9 @@ class Notifier:
                 await asyncio.wait({self._writer})
         if self._session is not None:
             await self._session.close()
-        if self._queue:
-            self.counters.lost += len(self._queue)
-            log.error(
-                "alerts were lost at the end",
-                extra={"event": "alerts.lost", "count": len(self._queue)},
-            )
-            self._queue.clear()
+        self.counters.lost += len(self._queue)
+        self._queue.clear()
+        self._log_lost()
         try:
             async with asyncio.timeout(1):
                 await self._thread.run(self._outbox.close)
@@ -245,19 +242,16 @@ class Notifier:
 
     def tallies(self) -> Mapping[str, DeliveryStats]:
         """The outcomes of the deliveries, by the route's name."""
-        both = zip(self.targets, self._senders, strict=False)
-        return {target.name: sender.tally for target, sender in both}
+        names = {target.key: target.name for target in self.targets}
+        return {names[key]: sender.tally for key, sender in self._senders.items()}
 
     def overview(self) -> AlertOverview:
         """Every route, and the newest dead letters, as they were read last."""
-        depths, tallies = self.depth(), self.tallies()
-        problems = {
-            target.name: sender.problem
-            for target, sender in zip(self.targets, self._senders, strict=False)
-        }
+        depths = self.depth()
         routes = []
         for target in self.targets:
-            tally = tallies.get(target.name, DeliveryStats())
+            sender = self._senders.get(target.key)
+            tally = sender.tally if sender is not None else DeliveryStats()
             routes.append(
                 RouteState(
                     name=target.name,
@@ -268,7 +262,7 @@ class Notifier:
                     failed_attempts=tally.failed_attempts,
                     given_up=tally.dead,
                     dead=self._dead_counts.get(target.key, 0),
-                    problem=problems.get(target.name, ""),
+                    problem=sender.problem if sender is not None else "",
                     durations=tally.durations,
                 )
             )
@@ -282,9 +276,9 @@ class Notifier:
             return f"alerts: {ended[0].get_name()} has failed; restart, and report it"
         if self._failure:
             return f"alerts are not kept: {self._failure}"
-        both = zip(self.targets, self._senders, strict=False)
-        found = [f"{target.title}: {sender.problem}" for target, sender in both if sender.problem]
-        return "; ".join(found)
+        titles = {target.key: target.title for target in self.targets}
+        found = [(titles[key], sender.problem) for key, sender in self._senders.items()]
+        return "; ".join(f"{title}: {problem}" for title, problem in found if problem)
 
     # -- writing -------------------------------------------------------------------
 
@@ -335,6 +329,7 @@ class Notifier:
         new, dropped = await self._thread.run(self._outbox.accept, batch, self._clocks.latest())
         for _ in batch:
             self._queue.popleft()
+        self._log_lost()
         self.counters.accepted += new
         self.counters.repeated += sum(1 for item in batch if item.alert is not None) - new
         if dropped:
@@ -343,9 +338,16 @@ class Notifier:
                 "old alerts were dropped: too many wait",
                 extra={"event": "alerts.dropped", "count": dropped},
             )
-        for sender in self._senders:
+        for sender in self._senders.values():
             sender.wake()
         self._depths = await self._thread.run(self._outbox.depths)
+
+    def _log_lost(self) -> None:
+        """Those that the outbox was away for, since the last time."""
+        lost = self.counters.lost - self._lost_logged
+        if lost:
+            log.error("alerts were lost", extra={"event": "alerts.lost", "count": lost})
+            self._lost_logged += lost
 
     async def _end_forgotten(self) -> None:
         """End the alerts that are over, and whose end did not come; and exemptions likewise."""

@@ -36,11 +36,8 @@ class Reader:
             raise HistoryError(f"{self.database.name}: no answer for {waited:.0f} s")
         if self._waiting >= MOST_WAITING:
             raise HistoryError(f"{self.database.name}: {self._waiting} readings wait already")
-        given_up = False
 
         def read() -> T:
-            if given_up:  # the caller no longer waits, and others do
-                raise HistoryError("given up")
             self._began = self._now()
             try:
                 return function(*args, **kwargs)
@@ -49,10 +46,7 @@ class Reader:
 
         self._waiting += 1
         try:
-            return await self._thread.run(read)
-        except asyncio.CancelledError:
-            given_up = True
-            raise
+            return await self._thread.run_if_wanted(read)
         finally:
             self._waiting -= 1
 

@@ -54,6 +54,21 @@ class WorkerThread:
         self._calls.put(call)
         return await done
 
+    async def run_if_wanted(self, function: Callable[[], T]) -> T:
+        """As `run`, but a call that has not begun when its caller is cancelled is not made."""
+        wanted = True
+
+        def call() -> T:
+            if not wanted:
+                raise asyncio.CancelledError
+            return function()
+
+        try:
+            return await self.run(call)
+        except asyncio.CancelledError:
+            wanted = False
+            raise
+
     def stop(self) -> None:
         """End after the pending calls. Doesn't wait: the last call may hang."""
         self._stopped = True

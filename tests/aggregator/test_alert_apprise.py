@@ -1,19 +1,31 @@
 """The receiver `apprise`: the real library against a real HTTP server, and where it is missing."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import aiohttp
 import pytest
 
-from aggregator.alerts.receivers.apprise import MISSING, AppriseOptions
+from aggregator.alerts.alert import alert_of
+from aggregator.alerts.http_channel import Exchange
+from aggregator.alerts.message import Message
+from aggregator.alerts.receivers import apprise
+from aggregator.alerts.receivers.apprise import MISSING, AppriseOptions, AppriseReceiver
 from aggregator.alerts.receivers.slack import SlackOptions
 from aggregator.alerts.settings import ReceiverConfig
+from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.events import EventKind
+from aggregator.runtime.worker_thread import WorkerThread
 from tests.aggregator.test_alert_delivery import delivered, file_of, happened, telling
 from tests.support.config_check import config_check
+from tests.support.present import present
 from tests.support.receiver import Receiver, hang, status, taken
 from tests.support.waiting import PATIENCE, until
 
@@ -80,6 +92,34 @@ def written(folder: Path, url: str) -> Path:
     file = folder / "aggregator.yaml"
     file.write_text(CONFIG.replace("URL", str(file_of(folder, "chat", url))))
     return file
+
+
+async def test_an_attempt_that_was_given_up_before_it_began_sends_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that hangs would have the message of each attempt once it goes on."""
+    began, go, sent = threading.Event(), threading.Event(), []
+
+    def send(*message: str) -> WebhookResponse:
+        sent.append(message)
+        began.set()
+        assert go.wait(PATIENCE)
+        return WebhookResponse(Delivery.DELIVERED, "taken")
+
+    monkeypatch.setattr(apprise, "_send", send)
+    receiver = AppriseReceiver(AppriseOptions(file_of(tmp_path, "chat", "json://a")), "chat")
+    exchange = Exchange(cast(aiohttp.ClientSession, None), WorkerThread("secrets"), time.time)
+    message = Message("1", 1, (present(alert_of(happened("n1"))),))
+    attempts = [asyncio.create_task(receiver.deliver(message, exchange)) for _ in range(3)]
+    await until(began.is_set)
+    await until(lambda: receiver._thread._calls.qsize() == 2)
+    for one in attempts:
+        one.cancel()
+    await asyncio.wait(attempts)
+    go.set()
+    await receiver.deliver(message, exchange)
+    assert len(sent) == 2
+    exchange.thread.stop()
 
 
 def test_a_file_with_a_url_of_the_library_is_sound(tmp_path: Path) -> None:

@@ -161,6 +161,22 @@ def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyP
     outbox.close()
 
 
+def test_a_post_carries_less_than_a_megabyte_of_long_alerts(path: Path) -> None:
+    """One node's long texts must not have a receiver refuse the alerts of others, too."""
+    outbox = AlertOutbox(FileStore(path))
+    long = [happened(f"n{n}", details={str(i): "x" * 3_900 for i in range(8)}) for n in range(50)]
+    outbox.accept([item(one) for one in long], NOW)
+    sizes = []
+    while isinstance(delivery := compose(outbox, NOW + 0.1), PendingDelivery):
+        assert len(delivery.alerts) < 600_000
+        sizes.append(delivery.size)
+        outbox.done(delivery)
+    assert len(sizes) == 3
+    assert sum(sizes) == 48, "the last of them wait for others"
+    assert composed(outbox, NOW + 2).size == 2
+    outbox.close()
+
+
 def test_each_route_has_a_place_of_its_own(path: Path) -> None:
     outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened("n1"), "a", "b"), item(happened("n2"), "b")], NOW)
@@ -460,7 +476,10 @@ async def test_alerts_for_a_route_that_is_no_longer_configured_are_dropped_and_s
 
 
 async def test_an_outbox_that_cannot_be_written_holds_up_nobody_and_catches_up(
-    tmp_path: Path, secret_file: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    secret_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(alerts_module, "MOST_WAITING", 5)
     path = tmp_path / "later" / "outbox.db"
@@ -476,6 +495,7 @@ async def test_an_outbox_that_cannot_be_written_holds_up_nobody_and_catches_up(
         await until(lambda: sum(t.delivered for t in alerts.tallies().values()) == 5, within=20)
         await until(lambda: alerts.problem == "")
         assert receiver.requests[0].nodes == [f"n{n}" for n in range(5)]
+    assert [vars(one)["count"] for one in caplog.records if "were lost" in one.message] == [3]
 
 
 @pytest.mark.parametrize("version", [1, 2])

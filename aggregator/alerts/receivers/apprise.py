@@ -7,6 +7,7 @@ configuration that names it alone. It blocks, so each receiver has a thread of i
 import logging
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aggregator.alerts.alert import AlertState
@@ -60,7 +61,7 @@ class AppriseReceiver:
         text = self._template.text(message) or escape(plain_text(message))
         over = message.state is AlertState.RESOLVED
         kind = "success" if over else _KINDS[message.severity]
-        return await self._thread.run(_send, url, title, text, kind)
+        return await self._thread.run_if_wanted(partial(_send, url, title, text, kind))
 
 
 def escape(text: str) -> str:
