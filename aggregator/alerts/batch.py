@@ -3,6 +3,7 @@
 Computed in memory and written at once: a storm brings thousands of transitions.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,8 @@ import sqlalchemy as sa
 
 from aggregator.alerts.alert import GROUPED, Alert, AlertState, NodeDecision, Resolution, ended
 from aggregator.alerts.alert_codec import decode_alert, encode_alert
-from aggregator.alerts.tables import groups, lasting, pending, reported
+from aggregator.alerts.tables import lasting, pending, reported
 
-#: Seconds after which an alert that lasts is forgotten: its end is not sent any more.
-LASTS_AT_MOST = 60 * 86400.0
-#: Seconds for which the last delivery of a group is remembered.
-GROUP_KEPT = 86400.0
 #: Keys of one query.
 CHUNK = 400
 
@@ -61,20 +58,16 @@ class Batch:
         self.new = 0
         nodes = {item.ends.node for item in items if item.ends is not None}
         topics = {item.topic for item in items if item.alert is not None}
-        self._known = {
-            row.topic: row
-            for row in (
-                *_rows(db, reported, reported.c.topic, topics),
-                *_rows(db, reported, reported.c.node, nodes),
-            )
-        }
+        #: By node, so that each end reads those of its own alone: the kind and incident of topics.
+        self._topics: defaultdict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
+        for column, keys in ((reported.c.topic, topics), (reported.c.node, nodes)):
+            for row in _rows(db, reported, column, keys):
+                self._topics[row.node][row.topic] = row.kind, row.incident
         self._forgotten: set[str] = set()
         self._reported: dict[str, dict[str, Any]] = {}
-        self._lasting: dict[tuple[str, str], dict[str, Any]] = {
-            (row.route, row.firing): row._asdict()
-            for row in _rows(db, lasting, lasting.c.node, nodes)
-            if not row.ended
-        }
+        self._lasting: defaultdict[str, dict[tuple[str, str], dict[str, Any]]] = defaultdict(dict)
+        for row in _rows(db, lasting, lasting.c.node, nodes):
+            self._lasting[row.node][row.route, row.firing] = row._asdict()
         self._begun: dict[tuple[str, str], dict[str, Any]] = {}
         self._ended: list[tuple[str, str]] = []
         held = sa.and_(pending.c.not_before > now, pending.c.node.in_(sorted(nodes)))
@@ -96,9 +89,11 @@ class Batch:
         alert = item.alert
         if alert is None or item.topic in self._reported:
             return
-        if item.topic in self._known and item.topic not in self._forgotten:
+        topics = self._topics[alert.node]
+        if item.topic in topics and item.topic not in self._forgotten:
             return
         self.new += 1
+        topics[item.topic] = alert.kind, alert.incident
         self._reported[item.topic] = {
             "topic": item.topic,
             "kind": alert.kind,
@@ -126,20 +121,18 @@ class Batch:
                     "at": self._now,
                     "alert": encode_alert(alert),
                 }
+                self._lasting[alert.node][route, alert.id] = self._begun[route, alert.id]
 
     def _end(self, ends: Resolution) -> set[str]:
         """The routes that report an end."""
         kinds = {kind.value for kind in ends.kinds}
-        for topic, row in list(self._known.items()):
-            if _matches(ends, kinds, row.node, row.kind, row.incident):
-                self._forgotten.add(topic)
-        for topic, entry in list(self._reported.items()):
-            if _matches(ends, kinds, entry["node"], entry["kind"], entry["incident"]):
-                del self._reported[topic]
+        for topic, (kind, incident) in self._topics[ends.node].items():
+            if kind in kinds and ends.incident in ("", incident):
+                self._reported.pop(topic, None)
                 self._forgotten.add(topic)
         self._dropped += [key for key, alert in self._held.items() if ends.ends(alert)]
         learn = set()
-        for key, row in (*self._lasting.items(), *self._begun.items()):
+        for key, row in self._lasting[ends.node].items():
             if row["ended"]:
                 continue
             alert = decode_alert(row["alert"])
@@ -183,8 +176,6 @@ class Batch:
             db.execute(sa.update(pending).where(*its).values(not_before=until, held_by=held_by))
         for decision in self._decisions.values():
             _decide(db, decision)
-        db.execute(sa.delete(lasting).where(lasting.c.at < self._now - LASTS_AT_MOST))
-        db.execute(sa.delete(groups).where(groups.c.last_at < self._now - GROUP_KEPT))
 
 
 def _decide(db: sa.Connection, decision: NodeDecision) -> None:
@@ -199,10 +190,6 @@ def _decide(db: sa.Connection, decision: NodeDecision) -> None:
         same = (lasting.c.route == route, lasting.c.firing == firing)
         db.execute(sa.delete(lasting).where(*same))
     db.execute(sa.delete(pending).where(*waits))
-
-
-def _matches(ends: Resolution, kinds: set[str], node: str, kind: str, incident: str) -> bool:
-    return node == ends.node and kind in kinds and ends.incident in ("", incident)
 
 
 def _rows(

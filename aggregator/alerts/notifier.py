@@ -326,7 +326,8 @@ class Notifier:
 
     async def _accept(self) -> None:
         batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
-        new, dropped = await self._thread.run(self._outbox.accept, batch, self._clocks.latest())
+        times = self._clocks.latest(), self._clocks.earliest()
+        new, dropped = await self._thread.run(self._outbox.accept, batch, *times)
         for _ in batch:
             self._queue.popleft()
         self._log_lost()

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 
 from aggregator.alerts.alert import LASTING, Alert
 from aggregator.alerts.alert_codec import decode_alert
-from aggregator.alerts.batch import LASTS_AT_MOST, AlertHold, Batch, Item
+from aggregator.alerts.batch import AlertHold, Batch, Item, chunks
 from aggregator.alerts.composition import MOST_GROUPED, BatchWait, compose, due_rows
 from aggregator.alerts.message import PendingDelivery, summaries_of
 from aggregator.alerts.overview import DeadDelivery
 from aggregator.alerts.store import OutboxError, OutboxStore
-from aggregator.alerts.tables import dead, deliveries, lasting, pending, reported
+from aggregator.alerts.tables import dead, deliveries, groups, lasting, pending, reported
 
 __all__ = [
     "AlertHold",
@@ -39,6 +39,10 @@ MOST_DEAD = 500
 _MOST_SUMMARIES = 3
 #: Seconds for which the same notice is not sent again. An alert that lasts is sent once.
 SAME_WITHIN = 6 * 3600.0
+#: Seconds after which an alert that lasts is forgotten: its end is not sent any more.
+LASTS_AT_MOST = 60 * 86400.0
+#: Seconds for which the last delivery of a group is remembered.
+GROUP_KEPT = 86400.0
 
 
 P = ParamSpec("P")
@@ -72,11 +76,22 @@ class AlertOutbox:
         return self._store.shared
 
     @_one_change
-    def accept(self, db: sa.Connection, items: Sequence[Item], now: float) -> tuple[int, int]:
-        """Make durable. Returns how many alerts were new, and how many old ones were dropped."""
+    def accept(
+        self, db: sa.Connection, items: Sequence[Item], now: float, earliest: float | None = None
+    ) -> tuple[int, int]:
+        """Make durable. Returns how many alerts were new, and how many old ones were dropped.
+
+        ``earliest``: of the times that it may be now, by which rows are too old.
+        """
+        before = now if earliest is None else earliest
         moment = reported.c.kind.not_in(sorted(LASTING))
-        for most, which in ((SAME_WITHIN, moment), (LASTS_AT_MOST, sa.true())):
-            db.execute(sa.delete(reported).where(reported.c.at < now - most, which))
+        db.execute(sa.delete(reported).where(reported.c.at < before - SAME_WITHIN, moment))
+        for table, column, most in (
+            (reported, reported.c.at, LASTS_AT_MOST),
+            (lasting, lasting.c.at, LASTS_AT_MOST),
+            (groups, groups.c.last_at, GROUP_KEPT),
+        ):
+            db.execute(sa.delete(table).where(column < before - most))
         # A clock that was set back must not silence repeated alerts until it has caught up.
         db.execute(sa.update(reported).where(reported.c.at > now).values(at=now))
         batch = Batch(db, items, now)
@@ -270,8 +285,12 @@ def _close(db: sa.Connection, delivery: PendingDelivery) -> None:
 def _bound_nodes(db: sa.Connection, route: str, items: Sequence[Item]) -> int:
     """Drop the oldest alerts of a node that has too many, never those of other nodes."""
     gone = 0
-    for node in {item.alert.node for item in items if item.alert is not None} - {""}:
-        gone += _drop_oldest(db, MOST_OF_NODE, pending.c.route == route, pending.c.node == node)
+    nodes = {item.alert.node for item in items if item.alert is not None} - {""}
+    for some in chunks(sorted(nodes)):
+        of = sa.select(pending.c.node).where(pending.c.route == route, pending.c.node.in_(some))
+        many = of.group_by(pending.c.node).having(sa.func.count() > MOST_OF_NODE)
+        for node in db.execute(many).scalars().all():
+            gone += _drop_oldest(db, MOST_OF_NODE, pending.c.route == route, pending.c.node == node)
     return gone
 
 

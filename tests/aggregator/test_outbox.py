@@ -149,6 +149,19 @@ def test_a_clock_that_was_set_back_silences_nothing_for_longer_than_one_that_was
     outbox.close()
 
 
+def test_a_clock_that_jumps_forgets_no_alert_that_lasts_and_repeats_none(path: Path) -> None:
+    outbox = AlertOutbox(FileStore(path))
+    begun = replace(item(happened()), follow=frozenset({HOOK}))
+    assert outbox.accept([begun], NOW, NOW)[0] == 1
+    outbox.done(composed(outbox, NOW + 2))
+    year = NOW + 365 * 86_400
+    assert outbox.accept([begun], year, NOW + 60)[0] == 0
+    outbox.accept([item(happened(kind=EventKind.RELEASED))], year, NOW + 60)
+    states = [one["state"] for one in json.loads(composed(outbox, year + 2).alerts)]
+    assert states == ["resolved"]
+    outbox.close()
+
+
 def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "MOST_IN_ONE", 10)
     outbox = AlertOutbox(FileStore(path))
