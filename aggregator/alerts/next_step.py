@@ -9,6 +9,7 @@ from aggregator import advice
 from aggregator.alerts.alert import Alert
 from aggregator.events import EventKind
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
+from aggregator.runtime.cli_flags import reading_flags
 from aggregator.runtime.text import visible
 
 #: Kinds about the fleet whose next step is that of a hold.
@@ -41,8 +42,10 @@ class FleetAdvice:
         """Sentences; empty where no step is known."""
         if not alert.node:
             return self._for_fleet(alert)
-        command = f"sickbay explain {shlex.quote(alert.node)}{self._fleet.how}"
-        text = f"{self._for_node(alert)} Causes and next steps: {command}"
+        command = f"sickbay explain {shlex.quote(alert.node)}{reading_flags(self._fleet.how)}"
+        step = self._for_node(alert)
+        stop = "." if step and not step.endswith(".") else ""
+        text = f"{step}{stop} Causes and next steps: {command}"
         return visible(text.strip(), _LONGEST)
 
     def _for_fleet(self, alert: Alert) -> str:

@@ -23,6 +23,7 @@ from aggregator.cluster.port import (
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN, exemption
 from aggregator.rfc3339 import write_time
+from aggregator.runtime.cli_flags import reading_flags
 
 
 class ClusterActions(Protocol):
@@ -123,8 +124,8 @@ def operation_requested(name: str, spec: OperationSpec, *, how: str) -> str:
     """After a person's request for an operation, which is the object ``name``."""
     node = spec.node
     follow = f"sickbay repair {node}{how}"
-    if not spec.quarantine:  # the command that reads a node has no option --local
-        follow = f"sickbay node {node}{'' if how.startswith(' --local ') else how}"
+    if not spec.quarantine:
+        follow = f"sickbay node {node}{reading_flags(how)}"
     return (
         f"{node}: {spec.kind} is requested (operation {name}).\n"
         f"To follow it: {follow}\nTo cancel it: sickbay repair {node} --cancel{how}"

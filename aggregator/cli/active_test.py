@@ -31,6 +31,7 @@ from aggregator.cluster.operations import attempt_of
 from aggregator.cluster.port import Operation, RepairAttempt
 from aggregator.policy.repairs import TEST
 from aggregator.rfc3339 import write_time
+from aggregator.runtime.cli_flags import reading_flags
 
 #: Measure, component, value, unit.
 Row = tuple[str, str, float, str]
@@ -218,7 +219,7 @@ def _require_drained(options: argparse.Namespace, known: Answer) -> None:
     if quarantine["phase"] != "Drained" and not cordoned:
         raise UsageError(
             f"{node} is not drained ({state(quarantine)}), and a node with work is not tested; "
-            f"first: sickbay wait {node} --for drained{how if options.local is None else ''}"
+            f"first: sickbay wait {node} --for drained{reading_flags(how)}"
         )
     found = repair_of(quarantine)
     if not options.profile and found is not None and not found.get("verify"):

@@ -53,7 +53,6 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     for reason in fleet["not_ready"]:
         if reason not in (fleet["view_lost"], fleet.get("lease_lost")):  # printed above
             yield f"NOT READY: {clean(reason)}"
-    held = fleet["counts"].get("held", 0)  # the other holds are of drains that have begun
     yield ""
     yield table(["STATE", "NODES"], fleet["counts"].items(), colour=screen.colour)
     yield ""
@@ -62,8 +61,8 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         [
             ("incidents", fleet["incidents"], "sickbay incidents"),
             ("quarantines", fleet["quarantines"], "sickbay quarantines"),
-            ("held back", held, "sickbay nodes --state held"),
-            ("drains held", fleet["held"] - held, "sickbay quarantines"),
+            ("held back", fleet["counts"].get("held", 0), "sickbay nodes --state held"),
+            ("drains held", fleet.get("drains_held", 0), "sickbay quarantines"),
             ("release held", fleet["release_held"], "sickbay quarantines"),
             *_repairs(fleet),
             *_untested(fleet),

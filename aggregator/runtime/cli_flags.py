@@ -21,3 +21,8 @@ def target_flags(
     other = namespace if namespace != NAMESPACE else ""
     given = {"kubeconfig": kubeconfig, "context": context, "namespace": other}
     return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+
+
+def reading_flags(how: str) -> str:
+    """Those of ``target_flags`` that a command takes which only reads: it has no --local."""
+    return "" if how.startswith(" --local ") else how

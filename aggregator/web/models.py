@@ -519,7 +519,8 @@ class Fleet(Shape, frozen=True, kw_only=True):
     trust its wall clock, so that actions that can't be undone wait. ``with_drain``: the effect of
     mode drain now; null unless the mode is observe, or keeps a node from its quarantine.
     ``repairs``: those under way, the oldest first; their limits are among ``limits``.
-    ``untested`` counts the new nodes that still have their startup taint.
+    ``untested`` counts the new nodes that still have their startup taint. Of the nodes with a hold
+    (``held``), ``drains_held`` are in quarantine already, and their drain waits.
     """
 
     at: Time
@@ -555,6 +556,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     with_drain: ModeEffect | None = None
     repairs: list[OngoingRepair] = []
     untested: int = 0
+    drains_held: int = 0
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):

@@ -13,6 +13,9 @@ _IN_WORDS = {
     QuarantineSummary.UNKNOWN: "unknown",
 }
 
+#: A node whose hold is of its drain: what is held of any other is its quarantine.
+_BEGUN = QuarantineSummary.QUARANTINED
+
 
 def summarize(
     found: FleetViewFindings,
@@ -38,6 +41,7 @@ def summarize(
         incidents=len(found.incidents),
         quarantines=len(found.quarantines),
         held=len(found.holds),
+        drains_held=sum(1 for one in found.holds if found.states[one.node] is _BEGUN),
         silent=len(found.silent),
         release_held=sum(1 for one in found.quarantines if one.release_held),
         headline=headline(found),

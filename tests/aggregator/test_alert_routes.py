@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from aggregator.alerts.receivers.webhook import WebhookOptions
 from aggregator.alerts.routes import NodeContext, Router, group_of, targets_of
 from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfig, SilenceConfig
 from aggregator.alerts.store import FileStore
+from aggregator.cli.command_line import parser_for
 from aggregator.clock import Clocks
 from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, Transition
@@ -242,6 +244,21 @@ def test_an_alert_carries_the_advice_of_the_page_and_the_command_that_explains_i
     assert alert(happened("", K.COMMON_CAUSE, scope="place"), by).advice.startswith("Repair what")
     assert "sickbay resume --url" in alert(happened("", K.STOPPED), by).advice
     assert "explain 'n1; rm'" in alert(happened("n1; rm", K.AGENT_SILENT), by).advice
+
+
+def test_the_commands_of_an_alert_have_the_options_that_each_takes() -> None:
+    fleet = FleetState(mode="drain", how=" --local /var/lib/cluster.db")
+    summary_in(fleet, "n1").decision.hold = NodeHold("stop", "set", "set", NOW)
+    settings = AlertSettings()
+    by = Router(
+        targets_of(settings), settings, FleetContext(fleet, "", ()), advise=FleetAdvice(fleet)
+    )
+    told = alert(happened("n1", K.HELD, limit="stop"), by).advice
+    act, _, read = told.partition(". Causes and next steps: ")
+    assert act.endswith("sickbay resume --local /var/lib/cluster.db")
+    for command in (act[act.index("sickbay resume") :], read):
+        name, *given = shlex.split(command)
+        parser_for(name, {}).parse_args(given)
 
 
 def test_without_a_label_of_pools_an_alert_has_the_pool_of_the_configuration() -> None:

@@ -81,6 +81,15 @@ def test_in_mode_observe_the_remedy_comes_first_and_a_silent_agent_has_a_next_st
     assert silent[0].startswith("See whether the agent runs on the node")
 
 
+def test_a_remedy_that_quarantine_and_incident_share_comes_once() -> None:
+    one = answer("node-2")
+    one["quarantine"]["advice"] = "Reboot the node; it is released then. Sooner: sickbay release"
+    one["incidents"][0]["advice"] = "Reboot the node. The node is released by itself."
+    assert rendered(one).count("Reboot the node") == 1
+    one["incidents"][0]["advice"] = "Replace its disk. The node is released by itself."
+    assert "Replace its disk." in rendered(one)
+
+
 def test_a_failed_step_is_explained_with_its_error() -> None:
     one = answer("node-2")
     one["quarantine"]["last_error"] = "PATCH nodes/node-2: 500: no endpoints for webhook"

@@ -11,6 +11,7 @@ import ssl
 import sys
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from aggregator.cli.client import Client
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.text_table import clean, table
 from aggregator.cli.watch import watch
+from aggregator.cluster.port import Phase
 from aggregator.demo.ports import free_port
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from tests.support.pki import Authority
+from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
 from tests.web.cli import in_process, sickbay, start
 from tests.web.support import (
@@ -58,6 +61,17 @@ async def test_status_counts_held_nodes_and_held_drains_apart(served: Served) ->
     assert re.search(r"^drains held +1 ", done.out, re.MULTILINE), done.out
     listed = await in_process("nodes", "--state", "held", "--url", served.url)
     assert len(listed.out.splitlines()) == 2, listed.out  # the heading, and the node that is held
+
+
+async def test_a_node_that_awaits_its_marks_is_held_and_no_drain_of_it_is(served: Served) -> None:
+    quarantined = served.fleet.node_summaries["node-2"]
+    quarantine = present(quarantined.quarantine)
+    admitted = replace(quarantine, status=replace(quarantine.status, phase=Phase.ADMITTED))
+    quarantined.own_quarantine_view().quarantine = admitted
+    quarantined.cluster.marked = False
+    unmarked = await in_process("status", "--url", served.url)
+    assert re.search(r"^held back +2 ", unmarked.out, re.MULTILINE), unmarked.out
+    assert re.search(r"^drains held +0 ", unmarked.out, re.MULTILINE), unmarked.out
 
 
 async def test_status_says_that_the_clock_is_doubted(served: Served) -> None:
