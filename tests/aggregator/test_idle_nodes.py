@@ -38,16 +38,12 @@ from tests.support.new_node_tests import (
     ProgramRepairer,
     own_test,
 )
+from tests.support.node_test_interruptions import die_anywhere
 from tests.support.replica import fault, shipped_policy
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
 CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
-
-
-def evidence(site: IdleNodes, name: str = "n1") -> list[str]:
-    incidents = site.replica.fleet.node_summaries[name].decision.incidents.values()
-    return [item.code for one in incidents for item in one.in_force]
 
 
 @in_virtual_time
@@ -178,7 +174,7 @@ async def test_a_test_without_a_verdict_keeps_the_standing_and_is_tried_after_gr
     site.check()
     assert site.world.test_conditions["n1"] == before
     assert set(site.kinds()) == {"repair.ordered", "repair.ended"}
-    assert evidence(site) == []
+    assert site.evidence() == []
     begun = [one.at for one in site.replica.notes.transitions if one.kind == "repair.ordered"]
     gaps = [after - one for one, after in pairwise(begun[1:])]
     assert gaps[0] == pytest.approx(900, rel=0.2)
@@ -208,7 +204,7 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
     """``died``: the process that went before had made what comes in its place, and no more."""
     site = IdleNodes(verdicts=(FAILED, PASSED))
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     before, shelf = site.last_test(), site.world.operations
     for number in (2, 3):
         name = site.last_test()["operation"]
@@ -222,9 +218,9 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
         changed = {"number": number, "operation": own_test(number)}
         assert after == before | changed
     await later(HOUR)
-    assert evidence(site) == ["active-test:failed"]
+    assert site.evidence() == ["active-test:failed"]
     assert len(site.program.operations) == 1
-    await site.settles(lambda: evidence(site) == [], within=8 * HOUR)
+    await site.settles(lambda: site.evidence() == [], within=8 * HOUR)
     assert site.last_test()["number"] == 4
     site.check()
 
@@ -233,7 +229,7 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
 async def test_a_failure_is_not_forgotten_while_the_nodes_can_not_be_listed() -> None:
     site = IdleNodes(verdicts=(FAILED,))
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     await site.replica.stop()
     site.names = ()  # no agent has attached yet
 
@@ -264,7 +260,7 @@ async def test_two_installations_count_their_own_tests_of_a_node() -> None:
     """Each has its own operations, verdict and numbers, and leaves those of the other."""
     site = IdleNodes(verdicts=(FAILED, PASSED))
     site.start(MemoryCluster(site.world, installation="staging"))
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     await site.replica.stop()
     site.start()
     await site.settles(lambda: len(site.program.operations) == 2)
@@ -273,7 +269,7 @@ async def test_two_installations_count_their_own_tests_of_a_node() -> None:
     assert (theirs.spec.installation, ours.spec.installation) == ("staging", "sickbay")
     assert (theirs.status.number, ours.status.number) == (1, 1)
     assert theirs.status.phase is RepairState.FAILED
-    assert evidence(site) == []
+    assert site.evidence() == []
     site.world.operations.person_deletes(theirs.name)
     await site.replica.answer_requests()
     assert theirs.name in site.world.operations.by_name
@@ -283,15 +279,15 @@ async def test_two_installations_count_their_own_tests_of_a_node() -> None:
 async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
     site = IdleNodes(verdicts=(FAILED, NOTHING, PASSED))
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     assert site.condition() == ("False", "TestFailed")
     await later(5 * HOUR)
     assert len(site.program.operations) == 1
     assert site.world.quarantines == {}
     await site.settles(lambda: site.last_test()["state"] == "Inconclusive", within=2 * HOUR)
-    assert evidence(site) == ["active-test:failed"]
+    assert site.evidence() == ["active-test:failed"]
     assert site.condition() == ("False", "TestFailed")
-    await site.settles(lambda: evidence(site) == [], within=HOUR)
+    await site.settles(lambda: site.evidence() == [], within=HOUR)
     site.check()
     assert site.condition() == ("True", "TestPassed")
 
@@ -300,12 +296,12 @@ async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
 async def test_the_evidence_outlives_a_restart_and_ends_with_another_boot() -> None:
     site = IdleNodes(verdicts=(FAILED,))
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     await site.replica.stop()
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     site.reboot()
-    await site.settles(lambda: evidence(site) == [])
+    await site.settles(lambda: site.evidence() == [])
     site.check()
 
 
@@ -322,7 +318,7 @@ async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_g
     assert site.last_test()["state"] == "Succeeded"
     await later(HOUR)
     assert site.world.quarantines == {}
-    assert evidence(site) == []
+    assert site.evidence() == []
     assert site.condition() == ("True", "TestPassed")
     site.check()
 
@@ -336,13 +332,13 @@ async def test_a_person_who_releases_such_a_node_is_believed_until_the_next_test
     await site.settles(lambda: bool(site.last_test().get("quarantined")))
     site.world.person_deletes("n1")
     await site.settles(lambda: site.world.quarantines == {})
-    await site.settles(lambda: evidence(site) == [])
+    await site.settles(lambda: site.evidence() == [])
     await site.replica.stop()
     site.start()  # another process believes it too
     await site.settles(lambda: site.is_at(2), within=8 * HOUR)
     await later(HOUR)
     assert site.world.quarantines == {}
-    assert evidence(site) == []
+    assert site.evidence() == []
     assert site.condition() == ("False", "TestFailed")
     site.check()
 
@@ -447,9 +443,6 @@ async def test_an_idle_test_holds_no_new_node_and_none_of_those_it() -> None:
 
 # -- interruptions ---------------------------------------------------------------------------
 
-#: More calls than a test takes from its beginning to its end.
-STEPS = 40
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
@@ -458,58 +451,22 @@ def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
     verdict: RepairAnswer,
     after: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """Killed at each of its calls, until one has made them all; the next process goes on."""
+    ends = {
+        PASSED.text: ("Succeeded", ("True", "TestPassed")),
+        FAILED.text: ("Failed", ("False", "TestFailed")),
+        NOTHING.text: ("Inconclusive", ("", "")),
+    }
 
-    @in_virtual_time
-    async def one(number: int) -> bool:
+    def made() -> IdleNodes:
         site = IdleNodes(verdicts=(verdict,))
         site.pause = 3 * HOUR
-        cluster = MemoryCluster(site.world)
-        first = site.start(cluster)
-        cluster.crash_at_change(number, after=after)
-        await later(120)
-        died = cluster.crashed.is_set()
-        first.task.cancel()
-        site.start()
-        ends = {
-            PASSED.text: ("Succeeded", ("True", "TestPassed")),
-            FAILED.text: ("Failed", ("False", "TestFailed")),
-            NOTHING.text: ("Inconclusive", ("", "")),
-        }
-        await site.settles(
-            lambda: (site.last_test().get("state"), site.condition()) == ends[verdict.text]
-        )
-        await later(TIMEOUT)
-        site.check()
+        return site
+
+    def is_over(site: IdleNodes) -> bool:
+        return (site.last_test().get("state"), site.condition()) == ends[verdict.text]
+
+    def check(site: IdleNodes) -> None:
         assert len(site.program.operations) == 1
-        assert parse_record(site.world.record.text).node_tests == {}
-        assert evidence(site) == (["active-test:failed"] if verdict is FAILED else [])
-        await site.replica.stop()
-        return died
+        assert site.evidence() == (["active-test:failed"] if verdict is FAILED else [])
 
-    assert not all(one(number) for number in range(1, STEPS))
-
-
-@pytest.mark.slow
-def test_a_request_that_fails_anywhere_changes_nothing_of_the_end() -> None:
-    @in_virtual_time
-    async def one(number: int) -> None:
-        site = IdleNodes()
-        calls = 0
-
-        def fails(_name: str) -> Unreachable | None:
-            nonlocal calls
-            calls += 1
-            return Unreachable("503") if calls == number else None
-
-        site.start(MemoryCluster(site.world, loses=fails))
-        await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-        await later(TIMEOUT)
-        site.check()
-        assert len(site.program.operations) == 1
-        assert site.last_test()["state"] == "Succeeded"
-        assert parse_record(site.world.record.text).node_tests == {}
-        await site.replica.stop()
-
-    for number in range(1, STEPS):
-        one(number)
+    die_anywhere(made, is_over, check, after=after)

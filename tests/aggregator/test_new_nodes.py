@@ -681,16 +681,11 @@ async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
     site.check()
 
 
-def evidence(site: NewNodes) -> list[str]:
-    incidents = site.replica.fleet.node_summaries["n1"].decision.incidents.values()
-    return [item.code for one in incidents for item in one.in_force]
-
-
 @in_virtual_time
 async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     await later(10 * TIMEOUT)
     assert site.world.quarantines == {}
     opened = [one for one in site.replica.notes.transitions if one.kind == "incident.opened"]
@@ -699,7 +694,7 @@ async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -
     assert "fio: too slow" in incident.evidence[0].message
     site.reboot()
     await site.settles(site.is_open)
-    await site.settles(lambda: evidence(site) == [])
+    await site.settles(lambda: site.evidence() == [])
     site.check()
 
 
@@ -707,9 +702,9 @@ async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -
 async def test_the_evidence_ends_where_a_person_takes_the_node_as_it_is() -> None:
     site = NewNodes(verdicts=(FAILED,))
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     site.set_taints(POOL)
-    await site.settles(lambda: evidence(site) == [])
+    await site.settles(lambda: site.evidence() == [])
     site.check()
 
 
@@ -749,12 +744,12 @@ async def test_a_failed_node_that_a_limit_keeps_from_its_quarantine_is_tested_ag
     site.settings = replace(site.settings, limits=replace(site.settings.limits, quorum_percent=100))
     site.world.add_node("silent")
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     await later(TIMEOUT)
     assert site.world.quarantines == {}
     site.world.operations.person_requests("n1", "test", "r1", profile="quick")
     await site.settles(site.is_open)
-    await site.settles(lambda: evidence(site) == [])
+    await site.settles(lambda: site.evidence() == [])
     site.check()
 
 

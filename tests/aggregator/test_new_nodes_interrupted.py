@@ -15,7 +15,6 @@ from aggregator.cluster.port import (
     NodeChange,
     Phase,
     RepairState,
-    Unreachable,
 )
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.admission_record import parse_record
@@ -37,13 +36,11 @@ from tests.support.new_node_tests import (
     NewNodes,
     own_test,
 )
+from tests.support.node_test_interruptions import die_anywhere, fail_anywhere
 from tests.support.present import present
 from tests.support.replica import FakeLine, fault, reconciler_of, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
-
-#: More calls than a test takes from its beginning to its end.
-STEPS = 60
 
 
 @pytest.mark.slow
@@ -53,61 +50,27 @@ def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
     verdict: RepairAnswer,
     after: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """Killed at each of its calls, until one has made them all; the next process goes on."""
+    most = 3 if verdict is NOTHING else 1
+    ends = {
+        PASSED.text: ("True", "TestPassed"),
+        FAILED.text: ("False", "TestFailed"),
+        NOTHING.text: ("Unknown", "NoVerdict"),
+    }
 
-    @in_virtual_time
-    async def one(number: int) -> bool:
-        site = NewNodes(verdicts=(verdict,))
-        cluster = MemoryCluster(site.world)
-        first = site.start(cluster)
-        cluster.crash_at_change(number, after=after)
-        await later(120)
-        died = cluster.crashed.is_set()
-        first.task.cancel()
-        site.start()
-        site.rules["attempts"] = 3
-        ends = {
-            "all steps passed": ("True", "TestPassed"),
-            "fio: too slow": ("False", "TestFailed"),
-        }
-        end = ends.get(verdict.text, ("Unknown", "NoVerdict"))
-        most = 3 if verdict is NOTHING else 1
-        await site.settles(
-            lambda: site.condition() == end and site.last_test().get("number", 0) == most
-        )
-        await later(TIMEOUT)
-        site.check()
+    def is_over(site: NewNodes) -> bool:
+        return site.condition() == ends[verdict.text] and site.is_at(most)
+
+    def check(site: NewNodes) -> None:
         assert site.is_open() is (verdict is PASSED)
         assert len(site.program.operations) == most
-        assert parse_record(site.world.record.text).node_tests == {}
-        await site.replica.stop()
-        return died
 
-    assert not all(one(number) for number in range(1, STEPS))
+    die_anywhere(lambda: NewNodes(verdicts=(verdict,)), is_over, check, after=after)
 
 
 @pytest.mark.slow
-def test_a_request_that_fails_anywhere_changes_nothing_of_the_end() -> None:
-    @in_virtual_time
-    async def one(number: int) -> None:
-        site = NewNodes()
-        calls = 0
-
-        def fails(_name: str) -> Unreachable | None:
-            nonlocal calls
-            calls += 1
-            return Unreachable("503") if calls == number else None
-
-        site.start(MemoryCluster(site.world, loses=fails))
-        await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-        site.check()
-        assert len(site.program.operations) == 1
-        await later(TIMEOUT)
-        assert parse_record(site.world.record.text).node_tests == {}
-        await site.replica.stop()
-
-    for number in range(1, STEPS):
-        one(number)
+@pytest.mark.parametrize("site", [NewNodes, IdleNodes])
+def test_a_request_that_fails_anywhere_changes_nothing_of_the_end(site: type[NewNodes]) -> None:
+    fail_anywhere(site)
 
 
 @pytest.mark.parametrize("site", [NewNodes, IdleNodes])

@@ -33,6 +33,7 @@ from tests.support.new_node_tests import (
     TIMEOUT,
     UNTESTED,
 )
+from tests.support.node_test_interruptions import die_anywhere, fail_anywhere
 from tests.support.replica import FakeLine, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
@@ -55,11 +56,6 @@ def ask(site: IdleNodes, name: str = "n1", profile: str = "", ident: str = "r1")
 
 def ended_as(site: IdleNodes, ident: str = "r1") -> str:
     return site.world.operations.by_name[ident].status.phase.value
-
-
-def evidence(site: IdleNodes, name: str = "n1") -> list[str]:
-    incidents = site.replica.fleet.node_summaries[name].decision.incidents.values()
-    return [item.code for one in incidents for item in one.in_force]
 
 
 @in_virtual_time
@@ -145,17 +141,17 @@ async def test_a_refused_test_changes_nothing_of_what_is_known_of_the_node() -> 
     site = in_service(verdicts=(FAILED, PASSED))
     ask(site)
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     site.world.add_pod("n1", "work")
     ask(site, ident="r2")
     await site.settles(lambda: site.last_test().get("request") == "r2")
     await later(HOUR)
-    assert evidence(site) == ["active-test:failed"]
+    assert site.evidence() == ["active-test:failed"]
     assert site.condition() == ("False", "TestFailed")
     site.world.pods.clear()
     ask(site, ident="r3")
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-    await site.settles(lambda: evidence(site) == [])
+    await site.settles(lambda: site.evidence() == [])
     site.check()
 
 
@@ -164,13 +160,13 @@ async def test_a_failure_is_evidence_over_a_restart_until_another_boot() -> None
     site = in_service(verdicts=(FAILED,))
     ask(site)
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     assert site.world.quarantines == {}
     await site.replica.stop()
     site.start()
-    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.settles(lambda: site.evidence() == ["active-test:failed"])
     site.reboot()
-    await site.settles(lambda: evidence(site) == [])
+    await site.settles(lambda: site.evidence() == [])
     assert len(site.program.orders) == 1
 
 
@@ -430,7 +426,7 @@ async def test_a_late_list_ends_no_evidence_of_a_test_that_has_failed_meanwhile(
     await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
     cluster.late.set()
     await later(60)
-    assert evidence(site) != []
+    assert site.evidence() != []
     assert phase_of(site.world, "n1") is Phase.CORDONED
 
 
@@ -591,9 +587,6 @@ async def test_a_quarantine_ends_the_request_for_a_test_that_has_not_begun() -> 
 
 # -- interruptions ---------------------------------------------------------------------------
 
-#: More calls than a test takes from its beginning to its end.
-STEPS = 40
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
@@ -602,7 +595,6 @@ def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
     end: str,
     after: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """Killed at each of its calls, until one has made them all; the next process goes on."""
     verdict = {"failed": FAILED, "none": NOTHING}.get(end, PASSED)
     ends = {
         "passed": ("Succeeded", ("True", "TestPassed")),
@@ -611,55 +603,32 @@ def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
         "refused": ("Cancelled", ("", "")),
     }
 
-    @in_virtual_time
-    async def one(number: int) -> bool:
+    def made() -> IdleNodes:
         site = in_service(verdicts=(verdict,))
         if end == "refused":
             site.world.add_pod("n1", "work")
         ask(site)
-        cluster = MemoryCluster(site.world)
-        first = site.start(cluster)
-        cluster.crash_at_change(number, after=after)
-        await later(120)
-        died = cluster.crashed.is_set()
-        first.task.cancel()
-        site.start()
-        await site.settles(
-            lambda: (site.last_test().get("state"), site.condition()) == ends[end], within=2 * HOUR
-        )
-        await later(TIMEOUT)
-        site.check()
+        return site
+
+    def is_over(site: IdleNodes) -> bool:
+        return (site.last_test().get("state"), site.condition()) == ends[end]
+
+    def check(site: IdleNodes) -> None:
         assert len(site.program.operations) == (end != "refused")
         assert site.last_test()["number"] == 1
-        assert parse_record(site.world.record.text).node_tests == {}
-        assert evidence(site) == (["active-test:failed"] if end == "failed" else [])
-        await site.replica.stop()
-        return died
+        assert site.evidence() == (["active-test:failed"] if end == "failed" else [])
 
-    assert not all(one(number) for number in range(1, STEPS))
+    die_anywhere(made, is_over, check, after=after, within=2 * HOUR)
 
 
 @pytest.mark.slow
 def test_a_request_to_the_cluster_that_fails_anywhere_changes_nothing_of_the_end() -> None:
-    @in_virtual_time
-    async def one(number: int) -> None:
+    def made() -> IdleNodes:
         site = in_service()
         ask(site)
-        calls = iter(range(1, 10_000))
+        return site
 
-        def fails(_name: str) -> Unreachable | None:
-            return Unreachable("503") if next(calls) == number else None
-
-        site.start(MemoryCluster(site.world, loses=fails))
-        await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-        await later(TIMEOUT)
-        site.check()
-        assert len(site.program.operations) == 1
-        assert parse_record(site.world.record.text).node_tests == {}
-        await site.replica.stop()
-
-    for number in range(1, STEPS):
-        one(number)
+    fail_anywhere(made)
 
 
 @in_virtual_time

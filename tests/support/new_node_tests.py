@@ -278,6 +278,11 @@ class NewNodes:
     def kinds(self, name: str = "n1") -> list[str]:
         return self.replica.notes.kinds(name)
 
+    def evidence(self, name: str = "n1") -> list[str]:
+        """The codes that the node's incidents rest on."""
+        incidents = self.replica.fleet.node_summaries[name].decision.incidents.values()
+        return [item.code for one in incidents for item in one.in_force]
+
     async def settles(self, what: Callable[[], object], within: float = 4 * TIMEOUT) -> None:
         await soon(what, within=within)
 
