@@ -43,6 +43,7 @@ from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.tasks import keep_up
 from aggregator.runtime.worker_thread import WorkerThread
 
 log = logging.getLogger("sickbay.alerts")
@@ -146,9 +147,11 @@ class Notifier:
             )
             for target in self.targets
         }
-        self._writer = asyncio.create_task(self._write(), name="alerts")
+        self._writer = asyncio.create_task(keep_up("alerts", self._write), name="alerts")
         self._tasks = [
-            asyncio.create_task(self._senders[target.key].run(), name=target.title)
+            asyncio.create_task(
+                keep_up(target.title, self._senders[target.key].run), name=target.title
+            )
             for target in self.targets
         ]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 from sqlalchemy.engine import make_url
 
@@ -54,7 +55,7 @@ from aggregator.relay.abandoned import AbandonedWatch
 from aggregator.relay.resync_pacer import ResyncPacer
 from aggregator.relay.server import ControllerRole
 from aggregator.repairers.agent_orders import AgentOrders
-from aggregator.runtime.tasks import once, repeat, run_until_first_exit
+from aggregator.runtime.tasks import keep_up, once, repeat, run_until_first_exit
 from aggregator.version import VERSION
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import Web
@@ -256,8 +257,10 @@ class ControllerParts:
         """Serve agents, and read what needs no cluster, for ever."""
         loops = {
             "clock": watch(self._clocks.doubt, self._fleet.doubt_clock),
-            "lemons": self._lemons.run(),
-            "drift": repeat(drift.EVERY, self._drift.compare),
+            "lemons": keep_up("the search for lemons", self._lemons.run),
+            "drift": keep_up(
+                "the search for drift", partial(repeat, drift.EVERY, self._drift.compare)
+            ),
             "streams": self.streams.run(),
             "resyncs": self._pacer.run(),
         }
@@ -282,7 +285,7 @@ class ControllerParts:
             "requests": repeat(operation_requests.EVERY, self._person_operations.go_round),
         }
         if self._jobs is not None:
-            loops["jobs"] = self._jobs.run()
+            loops["jobs"] = keep_up("the record of jobs", self._jobs.run)
         if self._requests is not None:
             loops["eviction_requests"] = self._requests.run()
         if config.identity.kind == "token" and can.follow_agent_pods is not None:

@@ -22,6 +22,7 @@ from aggregator.history.tables import evidence, transitions
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.byte_budget import Budgets
+from aggregator.runtime.tasks import keep_up
 from aggregator.runtime.worker_thread import WorkerThread
 
 log = logging.getLogger("sickbay.history")
@@ -114,7 +115,7 @@ class History:
 
     def start(self) -> None:
         """Begin to write. Never fails: a database that is away is retried until it is there."""
-        self._writer = asyncio.create_task(self._write(), name="history")
+        self._writer = asyncio.create_task(keep_up("history", self._write), name="history")
 
     async def close(self) -> None:
         """Write the waiting rows, for a few seconds at most, and close the database."""

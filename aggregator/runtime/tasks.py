@@ -1,8 +1,14 @@
 """Several tasks that are meant to run for ever: the end of one ends them all."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+log = logging.getLogger(__name__)
+
+#: Seconds after an unexpected error, until the work begins anew.
+AGAIN_AFTER = 10.0
 
 
 async def run_until_first_exit(**works: Coroutine[Any, Any, None]) -> None:
@@ -26,6 +32,18 @@ async def repeat(every: float, step: Callable[[], Awaitable[object]]) -> None:
     while True:
         await asyncio.sleep(every)
         await step()
+
+
+async def keep_up(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Until it ends in order. After an unexpected error, which is logged, it begins anew: no bug in
+    a report must end the controller.
+    """
+    while True:
+        try:
+            return await work()
+        except Exception:
+            log.exception("%s met an unexpected error, and begins anew", what)
+            await asyncio.sleep(AGAIN_AFTER)
 
 
 async def once(work: Awaitable[object]) -> None:

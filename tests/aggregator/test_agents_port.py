@@ -18,8 +18,8 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.composition.replica import Replica
 from aggregator.config.settings import Config
 from aggregator.demo.ports import free_port
-from aggregator.history.lemon_detector import LemonDetector
 from aggregator.ingest import listener as listener_module
+from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.listener import AgentListener
 from aggregator.ingest.os_limits import ListenError
 from aggregator.ingest.tls import TlsError
@@ -145,7 +145,7 @@ async def process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 @pytest.mark.parametrize(
-    ("owner", "work"), [(gc_tuning, "collect_when_idle"), (LemonDetector, "run")]
+    ("owner", "work"), [(gc_tuning, "collect_when_idle"), (AgentStreams, "run")]
 )
 async def test_a_replica_ends_with_a_task_of_it_that_ends_unexpectedly(
     owner: object, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

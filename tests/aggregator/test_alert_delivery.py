@@ -40,6 +40,7 @@ from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfi
 from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Delivery, Retry, WebhookResponse
 from aggregator.events import EventKind, Transition
+from aggregator.runtime import tasks
 from aggregator.runtime.backoff import Backoff
 from tests.controlplane.pki import Authority
 from tests.controlplane.ports import ReservedPort
@@ -558,6 +559,31 @@ async def test_no_secret_that_a_receiver_repeats_is_shown_or_kept(
         assert "HTTP 400: no ***" in shown
         for secret in ("T0PSECRET", "NATURE", "t0ken", "0123456789abcdef"):
             assert secret not in shown
+
+
+@pytest.mark.parametrize(("owner", "method"), [(Notifier, "_accept"), (sender.RouteSender, "_one")])
+async def test_a_bug_is_logged_and_alerts_go_on(
+    owner: type,
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bugs, right = [ValueError("a bug")], getattr(owner, method)
+
+    async def wrong_once(self: object) -> None:
+        if bugs:
+            raise bugs.pop()
+        await right(self)
+
+    monkeypatch.setattr(owner, method, wrong_once)
+    monkeypatch.setattr(tasks, "AGAIN_AFTER", 0.0)
+    async with Receiver() as receiver:
+        [slack, *_] = over_http(tmp_path, receiver)
+        async with telling(tmp_path, slack) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: delivered(alerts) == 1)
+    assert "met an unexpected error" in caplog.text
 
 
 async def test_a_message_that_cannot_be_read_is_a_dead_letter(

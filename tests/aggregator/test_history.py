@@ -23,6 +23,7 @@ from aggregator.history import history as history_module
 from aggregator.history.database import Database, Page
 from aggregator.history.history import History
 from aggregator.history.row_codec import MAX_TEXT, IdGenerator, from_row, to_row
+from aggregator.runtime import tasks
 from tests.support.histories import Place, happened
 from tests.support.waiting import until
 
@@ -74,6 +75,24 @@ async def test_at_an_orderly_close_everything_queued_is_written(place: Place) ->
     assert (history.written, history.lost, history.depth) == (3_000, 0, 0)
     async with place.history() as again:
         assert len(await again.recent(limit=5_000)) == 3_000
+
+
+async def test_a_bug_is_logged_and_the_writer_goes_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bugs, write = [ValueError("a bug")], Database.write
+
+    def wrong_once(*given: Any) -> None:
+        if bugs:
+            raise bugs.pop()
+        write(*given)
+
+    monkeypatch.setattr(Database, "write", wrong_once)
+    monkeypatch.setattr(tasks, "AGAIN_AFTER", 0.0)
+    async with place.history() as history:
+        history.record_event(happened(1e9))
+        await until(lambda: history.written == 1)
+    assert "history met an unexpected error" in caplog.text
 
 
 async def test_a_note_after_the_close_is_counted_as_lost(place: Place) -> None:
