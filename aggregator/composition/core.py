@@ -179,7 +179,7 @@ class _Acts:
             policy=given.policy,
             stages=given.fleet.stages,
         )
-        self.holds = NodeHolds(acts=acts, record_writer=writer, switch=base.switch)
+        self.holds = NodeHolds(acts=acts)
         self.proposals = Proposals(
             holds=self.holds,
             record_writer=writer,
@@ -188,12 +188,11 @@ class _Acts:
             pools=pools,
             registry=registry,
         )
-        self.objects = ObjectWrites(acts=acts, record_writer=writer)
+        self.objects = ObjectWrites(acts=acts)
         self.cordon = CordonActions(
             acts=acts,
             objects=self.objects,
             expected=ExpectedNodes(cluster, registry),
-            pools=pools,
             marks=settings.marks,
             uncordon=settings.uncordon,
             off_load_balancers=settings.drain.off_load_balancers,
@@ -214,7 +213,6 @@ class _Acts:
             test_namespace=settings.repair.test_namespace,
         )
         self.release = ReleaseActions(
-            record_writer=writer,
             acts=acts,
             hooks=hook_runner,
             uncordon=settings.uncordon,
@@ -237,21 +235,16 @@ class _Acts:
             settings=settings.repair,
         )
         self.quarantined = RepairContext(
-            cluster=cluster,
             acts=acts,
-            clocks=clocks,
             settings=settings.repair,
             engine=self.operations,
             checks=self.start_checks,
-            policy=given.policy,
             pool_label=settings.limits.pool_label,
         )
         self.repairs = RepairRunner(self.quarantined)
         self.adopter = MarkAdopter(
-            record_writer=writer,
             acts=acts,
             release_actions=self.release,
-            pools=pools,
             orders=self.repairs,
         )
         tests = NodeTestContext(
@@ -359,7 +352,6 @@ def _worker(
         release_actions=acts.release,
         adopter=acts.adopter,
         drain=acts.drain,
-        pools=base.pools,
         missing_nodes=missing,
         agent_events=agent_events,
     )
@@ -371,8 +363,6 @@ def _worker(
             cordon=acts.cordon,
             objects=acts.objects,
             adopter=acts.adopter,
-            record_writer=base.record_writer,
-            pools=base.pools,
         ),
         reconcilers=_reconcilers(given, acts, inputs),
         node_tests=acts.node_tests,

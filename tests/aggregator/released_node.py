@@ -52,13 +52,14 @@ class Back(Bench):
         self.record_hangs = False
         record_writer: Any = SimpleNamespace(
             record=SimpleNamespace(entries=self.entries),
+            grants=lambda _: True,
             entry=self._entry,
             forget_entry=self._forget,
             withdraw=self._withdraw,
             enter_quarantine=self._enter,
         )
+        self.acts.record_writer, self.acts.pools = record_writer, all_in_mode(Action.DRAIN)
         self.back: Any = ReleaseActions(
-            record_writer=record_writer,
             acts=self.acts,
             hooks=SimpleNamespace(after_release=self._after),
             uncordon=UncordonRules(OnUncordon.RELEASE),
@@ -74,10 +75,8 @@ class Back(Bench):
         vars(self.back)["_against_release"] = against_release
         self.restorer: Any = MarkRestorer(acts=self.acts, rules=RestoreRules())
         self.adopter: Any = MarkAdopter(
-            record_writer=record_writer,
             acts=self.acts,
             release_actions=self.back,
-            pools=all_in_mode(Action.DRAIN),
             orders=SimpleNamespace(withdraw=self._withdraw_orders),
         )
 

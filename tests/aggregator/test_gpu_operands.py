@@ -276,7 +276,7 @@ async def test_a_controller_that_has_lost_its_place_ends_no_attempt_while_operan
 ) -> None:
     """An attempt that ends late ends whatever it leaves; the next controller starts them."""
     bench.labelled({PLUGIN: PAUSED})
-    pause = OperandPause(bench.cluster, bench.acts, bench.acts.clocks)
+    pause = OperandPause(bench.acts)
     attempt: Any = SimpleNamespace(operation="q-1-gpu-reset")
     bench.may = False
     with pytest.raises(GuardRefused):

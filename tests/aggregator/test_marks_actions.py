@@ -186,7 +186,7 @@ async def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_anot
     with pytest.raises(Conflict):
         await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.to_adopt, "it is tried again"
-    bench.may, bench.adopter._pools = True, all_in_mode(Action.OBSERVE)
+    bench.may, bench.acts.pools = True, all_in_mode(Action.OBSERVE)
     await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.unclaimed == UNCLAIMED
     assert not bench.node_state.quarantine_view.to_adopt

@@ -107,7 +107,6 @@ class Bench:
             preview=lambda _: {"n1": self.held} if self.held else {},
             switch=self.switch,
         )
-        switch: Any = self.switch
         cluster: Cluster = self.cluster
         clocks, rules = Clocks(loop.time, lambda: 5000.0 + loop.time()), PLAIN
         in_pool_a: Any = SimpleNamespace(pool_of=lambda _: "pool-a")
@@ -130,7 +129,7 @@ class Bench:
             stages=StageTimes(),
         )
         self.acts: Any = acts
-        self.holds = NodeHolds(acts=acts, record_writer=record_writer, switch=switch)
+        self.holds = NodeHolds(acts=acts)
         self.proposals: Any = Proposals(
             holds=self.holds,
             record_writer=record_writer,
@@ -139,12 +138,11 @@ class Bench:
             pools=pools,
             registry=in_pool_a,
         )
-        self.objects = ObjectWrites(acts=acts, record_writer=record_writer)
+        self.objects = ObjectWrites(acts=acts)
         self.cordons = CordonActions(
             acts=acts,
             objects=self.objects,
             expected=ExpectedNodes(cluster, in_pool_a),
-            pools=pools,
             marks=rules,
             uncordon=UncordonRules(OnUncordon.RECORDON),
             off_load_balancers=False,
@@ -156,8 +154,6 @@ class Bench:
             cordon=self.cordons,
             objects=self.objects,
             adopter=SimpleNamespace(),  # type: ignore[arg-type]
-            record_writer=record_writer,
-            pools=pools,
         )
 
     def new_marks(self) -> QuarantineStatus:

@@ -546,8 +546,6 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
             cordon=parts,
             objects=parts,
             adopter=parts,
-            record_writer=parts,
-            pools=parts,
         ).view(node_state),
     )
     return SimpleNamespace(

@@ -87,7 +87,7 @@ class Recorder:
         self._bench, self._plain = bench, plain
 
     def __getattr__(self, name: str) -> Any:
-        if name == "cluster":
+        if name in ("cluster", "record_writer"):
             return self
 
         def act(*_: Any, **__: Any) -> Any:
@@ -149,6 +149,7 @@ class Bench:
         self.queue: Any = WorkQueue(writer)
         self.queue.view = True
         clocks, pools = Clocks(loop.time, loop.time), all_in_mode(SETTINGS.mode)
+        recorder.pools = pools
         self.inputs = inputs = PlanInputs(
             proposals=recorder,
             queue=self.queue,
@@ -157,12 +158,17 @@ class Bench:
             clocks=clocks,
             limits=SETTINGS.limits,
         )
+
+        async def no_lost_order(*_: object) -> str:
+            return ""
+
         repairs: Any = SimpleNamespace(
             waits=lambda _: True,
             is_due=lambda _: False,
             run=recorder.run,
             holds_release=lambda _: False,
             withdraw=recorder.withdraw,
+            lost_order=no_lost_order,
         )
         quarantine_reconciler = quarantines.QuarantineReconciler(
             inputs=inputs,
@@ -178,8 +184,6 @@ class Bench:
             cordon=recorder,
             objects=recorder,
             adopter=recorder,
-            record_writer=recorder,
-            pools=pools,
         )
         admitting.propose, admitting.create = recorder.propose, recorder.create
         no_tests: Any = SimpleNamespace(plan=lambda _state, _quarantine: None)
@@ -204,7 +208,6 @@ class Bench:
                 release_actions=recorder,
                 adopter=recorder,
                 drain=recorder,
-                pools=pools,
                 missing_nodes=recorder,
                 agent_events=recorder,
             ),

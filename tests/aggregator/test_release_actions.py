@@ -287,7 +287,7 @@ async def test_a_replica_that_lost_its_place_reports_no_wait_for_the_record(benc
         raise GuardRefused("this replica may not be the controller any more")
 
     known = await bench.marked(Phase.RELEASING)
-    bench.back._record_writer.forget_entry = refuses
+    bench.acts.record_writer.forget_entry = refuses
     with pytest.raises(GuardRefused):
         await bench.back.undo(bench.node_state)
     assert bench.now().status == known.status

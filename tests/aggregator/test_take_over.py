@@ -197,7 +197,7 @@ UNDOES: dict[str, tuple[Callable[[World], object], Callable[[World, Replica], ob
 async def operands(replica: Replica) -> str:
     """The end of a reset."""
     acts = replica.controller.parts.worker._reads.acts
-    pause = OperandPause(replica.cluster, acts, acts.clocks)
+    pause = OperandPause(acts)
     node_state = replica.controller.parts.registry.node_state("n1")
     return await pause.resume(node_state, RepairAttempt("q-1", "gpu-reset", RepairState.ORDERED))
 

@@ -25,7 +25,6 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.release import ReleaseActions
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.intent import OURS, releasing
 from aggregator.quarantine.decide.node_marks import (
     adopt_change,
@@ -38,7 +37,6 @@ from aggregator.quarantine.decide.node_marks import (
 from aggregator.quarantine.decide.operator_requests import FORCE
 from aggregator.quarantine.state.fleet import UNCLAIMED
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.registry import NodePools
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -61,10 +59,8 @@ class OpenOrders(Protocol):
 class MarkAdopter:
     """Makes the Quarantine of marks again, or undoes them; for one node at a time."""
 
-    _record_writer: AdmissionRecordWriter
     _acts: NodeActions
     _release_actions: ReleaseActions
-    _pools: NodePools
     _orders: OpenOrders
 
     async def adopt(self, node_state: NodeState) -> None:
@@ -89,13 +85,13 @@ class MarkAdopter:
         if spec is None:
             node_state.own_quarantine_view().drop_remains()
             return
-        if self._pools.mode_of(node_state.node) is Action.OBSERVE:
+        if self._acts.pools.mode_of(node_state.node) is Action.OBSERVE:
             is_left = node is not None and is_marked(node)
             node_state.own_quarantine_view().set_unclaimed(UNCLAIMED if is_left else "")
             return
         if not self._acts.may_act():  # paused since it was read: another replica continues
             raise Conflict("this replica may not be the controller any more")
-        await self._record_writer.enter_quarantine(node_state.node, spec)
+        await self._acts.record_writer.enter_quarantine(node_state.node, spec)
         spec = replace(spec, installation=self._acts.cluster.installation)
         quarantine = await self._acts.cluster.create_quarantine(
             node_state.node, spec, guard=self._acts.place
@@ -149,12 +145,12 @@ class MarkAdopter:
 
     async def forget_node(self, node_state: NodeState, because: str) -> None:
         """An entry without object and cause. Where the node is marked it is adopted instead."""
-        entry = await self._record_writer.entry(node_state.node)
+        entry = await self._acts.record_writer.entry(node_state.node)
         node = await self._acts.cluster.read_node(node_state.node)
         if node is not None and is_marked(node):
             node_state.own_quarantine_view().request_adoption()
             return
-        await self._record_writer.forget_entry(entry)
+        await self._acts.record_writer.forget_entry(entry)
         node_state.set_hold(None)
         log.info(
             "admission record entry removed",

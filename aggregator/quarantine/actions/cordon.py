@@ -52,7 +52,7 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, NO_QUARANTINE, NewMarks
-from aggregator.quarantine.state.registry import NodePools, NodeRegistry
+from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -122,13 +122,12 @@ class CordonActions:
     _acts: NodeActions
     _objects: ObjectWrites
     expected: ExpectedNodes
-    _pools: NodePools
     _marks: MarkRules
     _uncordon: UncordonRules
     _off_load_balancers: bool
 
     async def patch(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
-        off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
+        off = self._off_load_balancers and self._acts.pools.mode_of(node_state.node) is Action.DRAIN
         change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
         return await self._acts.patch_marks(node, change, guard=self._acts.guard(node_state))
 

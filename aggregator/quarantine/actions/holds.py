@@ -9,7 +9,6 @@ from aggregator.cluster.port import Action, Quarantine
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.followers import EvictionMemory
 from aggregator.quarantine.decide.admission import Proposal, stopped
@@ -27,8 +26,6 @@ NO_NODE = "the cluster has no node of this name"
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeHolds:
     _acts: NodeActions
-    _record_writer: AdmissionRecordWriter
-    _switch: StopSwitch
 
     def spares(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether no quarantine may begin: the node does not exist, or another party is at work."""
@@ -73,8 +70,9 @@ class NodeHolds:
         An admission here for the same node was not begun, and gives its place back.
         """
         node_state.work.begin_read()
-        if node_state.node in self._record_writer.record.entries:
-            await self._record_writer.withdraw(self._record_writer.record.entries[node_state.node])
+        entry = self._acts.record_writer.record.entries.get(node_state.node)
+        if entry is not None:
+            await self._acts.record_writer.withdraw(entry)
         quarantine, wanted = node_state.quarantine, node_state.decision.wanted
         if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
             node_state.set_hold(None)
@@ -89,7 +87,7 @@ class NodeHolds:
         Nodes that are marked already and only not drained get no event each: the stop itself is
         reported.
         """
-        quarantine, held = node_state.quarantine, stopped(self._switch.reason)
+        quarantine, held = node_state.quarantine, stopped(self._acts.switch.reason)
         if quarantine is not None:
             reports = quarantine.status.phase not in MARKED
             self.hold(node_state, held, quarantine.spec.action, reports=reports)
@@ -109,7 +107,7 @@ class NodeHolds:
         if known is None:
             return
         quarantine = node_state.quarantine
-        resumed = known.limit == "stop" and quarantine is not None and not self._switch.reason
+        resumed = known.limit == "stop" and quarantine is not None and not self._acts.switch.reason
         read = known.limit == UNREAD_STATUS and (quarantine is None or not quarantine.unread)
         if resumed or read:
             node_state.set_hold(None)
@@ -117,7 +115,7 @@ class NodeHolds:
     def unhold(self, node_state: NodeState) -> None:
         """No limit holds the desired action any more; a stop may still keep it from being begun."""
         known = node_state.decision.hold
-        if known is not None and not (known.limit == "stop" and self._switch.reason):
+        if known is not None and not (known.limit == "stop" and self._acts.switch.reason):
             node_state.set_hold(None)
 
 

@@ -96,12 +96,12 @@ class NodeActions(NodeReports):
         self.cluster = cluster
         self.policy = policy
         self.words = cluster.words
-        self._record_writer, self._switch = record_writer, record_writer.switch
-        self._pools = pools
+        self.record_writer, self.switch = record_writer, record_writer.switch
+        self.pools = pools
         #: Whether we are the controller at this moment.
-        self.may_act = self._switch.may_act
+        self.may_act = self.switch.may_act
         #: The guard of what undoes: its version may be of a read after another one's acts.
-        self.place = Guard(self._switch.check_place)
+        self.place = Guard(self.switch.check_place)
         self.announcer = announcer
         #: A storm has thousands of refusals, all for the same reason.
         self._refusals = RateLimitedLog(_REFUSALS_EVERY)
@@ -135,13 +135,13 @@ class NodeActions(NodeReports):
             return f"{node_state.node} is being released" if ends else ""
 
         def why_not() -> str:
-            if granted and not self._record_writer.grants(node_state.node):
+            if granted and not self.record_writer.grants(node_state.node):
                 return "the admission by which it was to be done is not in force any more"
             if granted and self._is_observed(node_state):
                 return "the mode of the node's pool is observe now"
             return against()
 
-        return act_guard(switch=self._switch, against=why_not, fresh=fresh, ends=released)
+        return act_guard(switch=self.switch, against=why_not, fresh=fresh, ends=released)
 
     def fresh_quarantine(self, quarantine: Quarantine) -> FreshRead:
         """The quarantine is read again before the act."""
@@ -152,12 +152,12 @@ class NodeActions(NodeReports):
         """Whether its mode forbids acts of our own; a person's quarantine continues in any mode."""
         quarantine = node_state.quarantine
         ours = quarantine is None or quarantine.spec.requester == OURS
-        return ours and self._pools.mode_of(node_state.node) is Action.OBSERVE
+        return ours and self.pools.mode_of(node_state.node) is Action.OBSERVE
 
     def why_not_drained(self, node: str) -> str:
         """The mode that keeps us from evicting pods of the node; empty: it lets us."""
-        drains = self._pools.mode_of(node) is Action.DRAIN
-        return "" if drains else self._pools.describe_mode(node)
+        drains = self.pools.mode_of(node) is Action.DRAIN
+        return "" if drains else self.pools.describe_mode(node)
 
     async def read_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""

@@ -15,7 +15,6 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.holds import NO_NODE
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.intent import (
     OURS,
     DesiredState,
@@ -33,7 +32,6 @@ log = logging.getLogger("sickbay.quarantine")
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class ObjectWrites:
     _acts: NodeActions
-    _record_writer: AdmissionRecordWriter
 
     async def enter(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Count a quarantine that the record does not have, such as one made by hand."""
@@ -43,7 +41,7 @@ class ObjectWrites:
             if node_state.cluster.node_gone:
                 await self.report_no_node(node_state, quarantine)
                 return
-        await self._record_writer.enter_quarantine(node_state.node, spec)
+        await self._acts.record_writer.enter_quarantine(node_state.node, spec)
         who = "by sickbay" if spec.requester == OURS else "by hand"
         text = f"{spec.action} entered, made {who}: {spec.reason}"
         self._acts.emit_event(node_state, EventKind.ADMITTED, text)
@@ -148,7 +146,7 @@ class ObjectWrites:
 
     async def void(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Withdraw a Quarantine made without admission, unless the record has an entry by now."""
-        if await self._record_writer.entry(node_state.node) is not None:
+        if await self._acts.record_writer.entry(node_state.node) is not None:
             return
         because = "made late, when its admission was over"
         ended = releasing(quarantine.status, because)

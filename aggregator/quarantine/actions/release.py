@@ -25,7 +25,6 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.open_attempts import are_attempts_known
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.node_marks import (
     MarkRules,
@@ -68,7 +67,6 @@ class ReleaseHook(Protocol):
 class ReleaseActions:
     """The steps back, for one node at a time; `AdmissionReconciler` has those forth."""
 
-    _record_writer: AdmissionRecordWriter
     _acts: NodeActions
     _hooks: ReleaseHook
     _uncordon: UncordonRules
@@ -184,7 +182,7 @@ class ReleaseActions:
         """The node's entry, and why the record can't be used now; empty: it can."""
         try:
             async with asyncio.timeout(RECORD_WITHIN):
-                return await self._record_writer.entry(node), ""
+                return await self._acts.record_writer.entry(node), ""
         except TimeoutError:
             return None, f"the admission record gave no answer in {RECORD_WITHIN:g} s"
         except ClusterError as error:
@@ -194,7 +192,7 @@ class ReleaseActions:
         """Raises ClusterError while the record can't be used: a later try does it."""
         if trouble:
             raise ClusterError(f"{_WAITS}: {trouble}")
-        await self._record_writer.forget_entry(entry)
+        await self._acts.record_writer.forget_entry(entry)
 
     async def _undo_marks(self, node_state: NodeState, node: Node, quarantine: Quarantine) -> None:
         words = node_state.overrule() if quarantine.status.overruled else frozenset()

@@ -20,7 +20,6 @@ from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import (
     UNREAD_NODE,
     AdmissionStep,
@@ -36,7 +35,6 @@ from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still
-from aggregator.quarantine.state.registry import NodePools
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -54,8 +52,6 @@ class AdmissionReconciler:
     _cordon: CordonActions
     _objects: ObjectWrites
     _adopter: MarkAdopter
-    _record_writer: AdmissionRecordWriter
-    _pools: NodePools
 
     def plan(self, node_state: NodeState) -> NextStep | None:
         return plan_admission(self.view(node_state))
@@ -98,7 +94,7 @@ class AdmissionReconciler:
         if not hold.limit.startswith(_BY_RECORD):
             return True
         proposal = self._inputs.proposals.propose(node_state, wanted)
-        return bool(self._record_writer.preview([proposal]))
+        return bool(self._acts.record_writer.preview([proposal]))
 
     async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Request admission and, when admitted, make the object and mark the node.
@@ -123,9 +119,9 @@ class AdmissionReconciler:
         node = self._cordon.expected.expect(node_state)
         held: Held | None = UNREAD_NODE
         if node is not None:
-            held = await self._record_writer.propose(replace(proposal, read=False))
+            held = await self._acts.record_writer.propose(replace(proposal, read=False))
         elif node_state.decision.hold is not None:
-            held = self._record_writer.preview([proposal]).get(node_state.node, held)
+            held = self._acts.record_writer.preview([proposal]).get(node_state.node, held)
         if held is UNREAD_NODE:
             node = await self._read(node_state)
             if self._holds.spares(node_state, wanted):
@@ -133,10 +129,10 @@ class AdmissionReconciler:
             if node is not None and is_marked(node):
                 node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
                 return True
-            moved = self._pools.name_of(node_state.node) != proposal.policy_pool
+            moved = self._acts.pools.name_of(node_state.node) != proposal.policy_pool
             if moved or self._has_changed(node_state, wanted, words):
                 return True
-            held = await self._record_writer.propose(proposal)
+            held = await self._acts.record_writer.propose(proposal)
         if held is not None:
             self._holds.hold(node_state, held, wanted.spec.action)
             return False
@@ -156,11 +152,11 @@ class AdmissionReconciler:
         """Begin the quarantine that the record allows, unless its reasons have changed meanwhile.
         ``node``: as it was read or expected before, if it was.
         """
-        entry = self._record_writer.record.entries.get(node_state.node)
+        entry = self._acts.record_writer.record.entries.get(node_state.node)
         if node is None or node.unread is not None:
             node = self._cordon.expected.expect(node_state) or await self._read(node_state)
         if node is None:
-            await self._record_writer.withdraw(entry)
+            await self._acts.record_writer.withdraw(entry)
             self._holds.is_nowhere(node_state, wanted)
             return False
         if node_state.cluster.marked:
@@ -168,10 +164,10 @@ class AdmissionReconciler:
             return True
         changed = self._has_changed(node_state, wanted, words)
         if changed or self._is_admitted_elsewhere(node_state, entry):
-            await self._record_writer.withdraw(entry)  # the decision was on an older read
+            await self._acts.record_writer.withdraw(entry)  # the decision was on an older read
             return True
         if self._holds.leave_alone(node_state, wanted):
-            await self._record_writer.withdraw(entry)  # not ours, and not counted
+            await self._acts.record_writer.withdraw(entry)  # not ours, and not counted
             return False
         node_state.set_hold(None)
         await self._create_and_mark(node_state, wanted, node)
@@ -193,7 +189,7 @@ class AdmissionReconciler:
         A process that died after the admission leaves such an entry to the next one.
         """
         admitted_in = entry.policy_pool if entry is not None else ""
-        present = self._pools.name_of(node_state.node)
+        present = self._acts.pools.name_of(node_state.node)
         return bool(admitted_in and present) and admitted_in != present
 
     async def _read(self, node_state: NodeState) -> Node | None:
@@ -201,7 +197,7 @@ class AdmissionReconciler:
         Unknown changes in it are first confirmed by a full read.
         """
         node = await self._acts.cluster.read_node(node_state.node, cached=True)
-        moved = node is not None and self._pools.has_moved(node)
+        moved = node is not None and self._acts.pools.has_moved(node)
         if moved or not node_state.bears_out(node):
             node = await self._acts.cluster.read_node(node_state.node)
         node_state.take_node(node)
@@ -215,7 +211,7 @@ class AdmissionReconciler:
             wanted.spec,
             intent_action=wanted.spec.action,
             node_uid=node.uid,
-            record_generation=self._record_writer.record.generation,
+            record_generation=self._acts.record_writer.record.generation,
             installation=self._acts.cluster.installation,
         )
         create, guard = self._acts.cluster.create_quarantine, self._acts.guard(node_state)
@@ -250,7 +246,7 @@ class AdmissionReconciler:
         so that it is counted as long as it exists. No act followed it, so nothing is to be undone.
         """
         words = node_state.cluster.overruled
-        entry = self._record_writer.record.entries.get(node_state.node)
+        entry = self._acts.record_writer.record.entries.get(node_state.node)
         node, quarantine = await self._acts.read_anew(node_state)
         self._cordon.expected.learn(node, node_state)
         if quarantine is None or quarantine.uid != begun.uid:
@@ -278,12 +274,12 @@ class AdmissionReconciler:
                 "reason": because,
             },
         )
-        await self._record_writer.withdraw(entry)
+        await self._acts.record_writer.withdraw(entry)
         self._holds.spares(node_state, wanted)
 
     def _spared(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether an operator, or its pool's mode, allows less than we want, by the node as it was
         just read.
         """
-        most = self._pools.most_of(node_state, self._acts.clocks.earliest())
+        most = self._acts.pools.most_of(node_state, self._acts.clocks.earliest())
         return most.strength < wanted.spec.action.strength

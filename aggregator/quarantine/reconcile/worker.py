@@ -39,7 +39,6 @@ from aggregator.quarantine.reconcile.reconciler import Reconciler
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_in_force
-from aggregator.quarantine.state.registry import NodePools
 from aggregator.runtime.backoff import Backoff
 
 
@@ -52,14 +51,13 @@ class NodeReads:
     _release_actions: ReleaseActions
     _adopter: MarkAdopter
     _drain: Drainer
-    _pools: NodePools
     _missing_nodes: MissingNodes
     _agent_events: AgentEventHandler
 
     def known(self, node_state: NodeState) -> object:
         """The inputs of an evaluation besides evidence: people's requests, and the pool."""
         cluster = node_state.cluster
-        place = self._pools.place_of(node_state.node)
+        place = self.acts.pools.place_of(node_state.node)
         return cluster.overruled, cluster.operator_requests, place
 
     def take(self, node_state: NodeState, before: object) -> None:

@@ -2,8 +2,7 @@
 
 from attrs import define
 
-from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, ClusterError, GuardRefused, NodeChange, RepairAttempt
+from aggregator.cluster.port import ClusterError, GuardRefused, NodeChange, RepairAttempt
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.gpu_operands import operand_pods, pause_change, resume_change
 from aggregator.quarantine.state.node import NodeState
@@ -20,9 +19,7 @@ class OperandPause:
     finds the attempt resumes the operands at its end.
     """
 
-    _cluster: Cluster
     _acts: NodeActions
-    _clocks: Clocks
 
     def __attrs_post_init__(self) -> None:
         #: Since when this process waits for the pods (monotonic seconds), by operation.
@@ -33,17 +30,17 @@ class OperandPause:
 
         Raises ClusterError, and GuardRefused while the stop switch is set.
         """
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         if node is None or node.uid != attempt.node_uid:
             return "the node is another one"
         change = pause_change(node)
         if change:
             guard = self._acts.guard(node_state)
-            node = await self._cluster.patch_node(node, NodeChange(labels=change), guard=guard)
+            node = await self._acts.cluster.patch_node(node, NodeChange(labels=change), guard=guard)
         node_state.take_node(node)
-        now = self._clocks.now()
+        now = self._acts.clocks.now()
         since = self._since.setdefault(attempt.operation, now)
-        left = operand_pods(await self._cluster.pods_on(node_state.node))
+        left = operand_pods(await self._acts.cluster.pods_on(node_state.node))
         if not left or now - since > _GO_WITHIN:
             return ""
         return f"pods of the GPU operator hold GPUs: {', '.join(left[:_MOST_NAMED])}"
@@ -54,11 +51,11 @@ class OperandPause:
         Raises GuardRefused where this replica has lost its place: the next one starts them.
         """
         try:
-            node = await self._cluster.read_node(node_state.node)
+            node = await self._acts.cluster.read_node(node_state.node)
             change = resume_change(node) if node is not None else {}
             if node is not None and change:
                 labels, place = NodeChange(labels=change), self._acts.place
-                node = await self._cluster.patch_node(node, labels, guard=place)
+                node = await self._acts.cluster.patch_node(node, labels, guard=place)
             node_state.take_node(node)
         except GuardRefused:
             raise  # an attempt that ends late would leave them stopped for ever

@@ -9,11 +9,9 @@ from typing import TypeVar
 
 from attrs import define, field
 
-from aggregator.clock import Clocks
 from aggregator.cluster.operations import begun_status, is_request_of, spec_of
 from aggregator.cluster.port import (
     BUSY,
-    Cluster,
     Conflict,
     Guard,
     Node,
@@ -36,7 +34,6 @@ from aggregator.policy.repairs import (
     is_lemon,
     verdict_of,
 )
-from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.held import Held
@@ -106,13 +103,10 @@ class RepairContext:
     label by which the limit of a pool counts; empty: none.
     """
 
-    cluster: Cluster
     acts: NodeActions
-    clocks: Clocks
     settings: RepairSettings
     engine: OperationEngine
     checks: RepairStartChecks
-    policy: Policy
     pool_label: str
     status: RepairStatusWriter = field(init=False)
     tests: TestsBeforeRelease = field(init=False)
@@ -120,9 +114,9 @@ class RepairContext:
 
     def __attrs_post_init__(self) -> None:
         mode = self.settings.rules.mode
-        self.status = RepairStatusWriter(self.cluster.operations, self.acts, self.clocks, mode)
-        self.tests = TestsBeforeRelease(self.settings, self.clocks, self.status)
-        self.operands = OperandPause(self.cluster, self.acts, self.clocks)
+        self.status = RepairStatusWriter(self.acts, mode)
+        self.tests = TestsBeforeRelease(self.settings, self.acts.clocks, self.status)
+        self.operands = OperandPause(self.acts)
         self.record_writer = self.engine.record_writer
 
     def may_begin(self, quarantine: Quarantine) -> bool:
@@ -139,14 +133,14 @@ class RepairContext:
             return True
         if not lacks_newest(quarantine.status.repair):
             return False
-        return await self.cluster.operations.read(request or operation) is None
+        return await self.acts.cluster.operations.read(request or operation) is None
 
     def _time(self, quarantine: Quarantine) -> float:
         """The wall clock's time; while an attempt is under way, that of the clock that began it."""
         repair = quarantine.status.repair
         last = repair.attempts[-1] if repair is not None and repair.attempts else None
         if last is None or last.state not in BUSY:
-            return self.clocks.earliest()
+            return self.acts.clocks.earliest()
         return self.record_writer.times.time_of(last.operation, last.began_at)
 
     def next_step(self, node_state: NodeState, quarantine: Quarantine) -> NextOperation:
@@ -154,7 +148,7 @@ class RepairContext:
         now, rules = self._time(quarantine), self.settings.rules
         past = self.record_writer.record.past_repairs.get(node_state.node, ())
         facts = RepairFacts(
-            ladder=ladder_of(quarantine.spec, self.policy),
+            ladder=ladder_of(quarantine.spec, self.acts.policy),
             available={
                 kind: one.repairer.sends_twice for kind, one in self.settings.repairers.items()
             },
@@ -164,7 +158,7 @@ class RepairContext:
             is_open=_is_open(node_state, quarantine),
             began=quarantine.status.admitted_at or quarantine.created_at,
             returns=self.tests.is_what_holds(node_state),
-            whole=ladder_of(quarantine.spec, self.policy, cleared=True),
+            whole=ladder_of(quarantine.spec, self.acts.policy, cleared=True),
             boot_id=boot_of(node_state),
         )
         return next_repair(quarantine.status.repair, facts, rules, now)
@@ -177,7 +171,8 @@ class RepairContext:
         ClusterError.
         """
         quarantine, node = await asyncio.gather(
-            self.cluster.read_quarantine(node_state.node), self.cluster.read_node(node_state.node)
+            self.acts.cluster.read_quarantine(node_state.node),
+            self.acts.cluster.read_node(node_state.node),
         )
         if quarantine is not None and quarantine.uid != quarantine_uid:
             return NO_ORDER
@@ -194,7 +189,7 @@ class RepairContext:
         if why:
             return why
         # The last read: the others took their time, and a person may have cancelled meanwhile.
-        there = await self.cluster.operations.read(attempt.name)
+        there = await self.acts.cluster.operations.read(attempt.name)
         gone = there is None or there.deleting or not there.is_open
         return CANCELLED if gone else ""
 
@@ -299,7 +294,7 @@ class QuarantineCase(OperationCase):
         # Another replica may have written by a clock that is ahead: the attempt counts as later.
         known = self._repair.evidence_at, self._repair.exhausted_at, self._repair.began_at
         after = max(known) + _LATER
-        now = round(max(self._of.clocks.latest(), after), 3)
+        now = round(max(self._of.acts.clocks.latest(), after), 3)
         return RepairAttempt(
             operation=operation,
             repair=step.repair,
@@ -352,7 +347,7 @@ class QuarantineCase(OperationCase):
 
         read = partial(self._of.refusal, self._state, uid, operation, repair)
         # The read of the pods may be that of the drain, from a moment before.
-        fresh = FreshRead(read, clocks=self._of.clocks, began=read_at - JUST_EMPTY)
+        fresh = FreshRead(read, clocks=self._of.acts.clocks, began=read_at - JUST_EMPTY)
         return self._of.acts.guard(self._state, against=against, fresh=fresh)
 
     async def while_wanted(self, call: Awaitable[T]) -> T:
@@ -401,7 +396,7 @@ class QuarantineCase(OperationCase):
         return AttemptOutcome(RepairState.INCONCLUSIVE, text)
 
     async def _read_node(self) -> Node | None:
-        node = await self._of.cluster.read_node(self.node)
+        node = await self._of.acts.cluster.read_node(self.node)
         self._state.take_node(node)
         return node
 
@@ -413,7 +408,7 @@ class QuarantineCase(OperationCase):
     # -- what follows -----------------------------------------------------------------------
 
     def poll_in(self, seconds: float) -> None:
-        at = min(self._state.quarantine_view.repair_poll, self._of.clocks.now() + seconds)
+        at = min(self._state.quarantine_view.repair_poll, self._of.acts.clocks.now() + seconds)
         self._state.own_quarantine_view().delay_repair(at)
 
     async def hold(self, why: str, step: NextOperation | None = None) -> None:
@@ -456,7 +451,7 @@ class QuarantineCase(OperationCase):
         self, attempt: RepairAttempt, outcome: AttemptOutcome, *, late: bool
     ) -> RepairAttempt | None:
         del late
-        return with_end(attempt, outcome, self._of.clocks.wall())
+        return with_end(attempt, outcome, self._of.acts.clocks.wall())
 
     def ended(self, ended: RepairAttempt, text: str, details: Mapping[str, str]) -> None:
         self._of.acts.stages.note_repair(ended)

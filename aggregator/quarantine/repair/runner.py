@@ -53,7 +53,7 @@ class RepairRunner:
 
     def is_due(self, node_state: NodeState) -> bool:
         """Whether it is time to poll the node's repair."""
-        is_time = self._of.clocks.now() >= node_state.quarantine_view.repair_poll
+        is_time = self._of.acts.clocks.now() >= node_state.quarantine_view.repair_poll
         return is_time and self.waits(node_state)
 
     def waits(self, node_state: NodeState) -> bool:
@@ -67,12 +67,12 @@ class RepairRunner:
 
     async def run(self, node_state: NodeState) -> None:
         """Do what is next for the node's repair, once."""
-        node_state.own_quarantine_view().delay_repair(self._of.clocks.now() + POLL_EVERY)
+        node_state.own_quarantine_view().delay_repair(self._of.acts.clocks.now() + POLL_EVERY)
         quarantine = node_state.quarantine
         if quarantine is None:
             return
         if await self._of.tests.write_evidence(node_state, quarantine):
-            node_state.own_quarantine_view().delay_repair(self._of.clocks.now())
+            node_state.own_quarantine_view().delay_repair(self._of.acts.clocks.now())
             return  # decide again, on what is written
         case = QuarantineCase(self._of, node_state, quarantine)
         step = self._of.next_step(node_state, quarantine)
@@ -112,7 +112,7 @@ class RepairRunner:
             return
         with contextlib.suppress(ClusterError, TimeoutError):
             async with asyncio.timeout(RECORD_WITHIN):
-                there = await self._of.cluster.operations.of(quarantine.node)
+                there = await self._of.acts.cluster.operations.of(quarantine.node)
                 fresh = with_attempts(quarantine, there)
                 repair = fresh.status.repair or RepairStatus()
                 acts = [one.operation for one in repair.attempts if one.state in _MAY_ACT]
@@ -155,7 +155,7 @@ class RepairRunner:
         lost = next((kind for kind in kinds if kind in REPAIRS and kind not in NEEDS_PERSON), "")
         if not (lost and lacks_newest(status)):
             return lost
-        there = await self._of.cluster.operations.of(quarantine.node)
+        there = await self._of.acts.cluster.operations.of(quarantine.node)
         fresh = with_attempts(quarantine, there)
         if not lacks_newest(fresh.status.repair):
             node_state.wrote(fresh)
@@ -189,7 +189,7 @@ class RepairRunner:
             outcome = AttemptOutcome(RepairState.CANCELLED, "its order was not sent")
         if attempt.ends_as is not None:  # it was over, and its end waited for a removal
             outcome = AttemptOutcome(attempt.ends_as, attempt.message)
-        ended = with_end(attempt, outcome, self._of.clocks.wall())
+        ended = with_end(attempt, outcome, self._of.acts.clocks.wall())
         self._of.engine.announce(case, ended, outcome.text)
         with end_is_written_later(attempt.name, node_state.node):
             await self._of.engine.write(attempt, ended)

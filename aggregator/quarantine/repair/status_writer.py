@@ -11,11 +11,9 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.operations import cancelled
 from aggregator.cluster.port import (
     ClusterError,
-    Operations,
     Quarantine,
     RepairAttempt,
     RepairState,
@@ -58,9 +56,7 @@ def end_is_written_later(operation: str, node: str) -> Iterator[None]:
 class RepairStatusWriter:
     """Each method raises Conflict where another process has changed the Quarantine."""
 
-    _operations: Operations
     _acts: NodeActions
-    _clocks: Clocks
     _mode: RepairMode
 
     async def write(
@@ -101,7 +97,7 @@ class RepairStatusWriter:
         if attempt.repair != TEST and repair.exhausted_at < attempt.began_at:
             changed = replace(changed, exhausted="", exhausted_at=0.0)
         if exhausted:
-            at = max(round(self._clocks.wall(), 3), attempt.began_at)
+            at = max(round(self._acts.clocks.wall(), 3), attempt.began_at)
             changed = replace(changed, exhausted=exhausted, exhausted_at=at)
         if changed != repair:
             await self.write(node_state, quarantine, changed)
@@ -111,10 +107,10 @@ class RepairStatusWriter:
         repair, why = quarantine.status.repair, "its node is released"
         for one in repair.requests if repair is not None else ():
             with end_is_written_later(one.name, quarantine.node):
-                there = await self._operations.read(one.name)
+                there = await self._acts.cluster.operations.read(one.name)
                 if there is not None and there.status.phase is RepairState.PENDING:
-                    over = cancelled(there.status, why, self._clocks.wall())
-                    await self._operations.write_status(there, over)
+                    over = cancelled(there.status, why, self._acts.clocks.wall())
+                    await self._acts.cluster.operations.write_status(there, over)
 
     def take_begun(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
@@ -132,7 +128,7 @@ class RepairStatusWriter:
         before = quarantine.status.repair or RepairStatus()
         # Not before what it is about, of whichever replica's clock: it would be reported again.
         since = max((max(one.began_at, one.ended_at) for one in before.attempts), default=0.0)
-        at = round(max(self._clocks.wall(), since, before.test_waits_since), 3)
+        at = round(max(self._acts.clocks.wall(), since, before.test_waits_since), 3)
         after = replace(before, exhausted=why[:MOST_TEXT], exhausted_at=at, held="")
         written = await self.write(node_state, quarantine, after)
         if written.status.repair is None or not written.status.repair.exhausted:
@@ -159,7 +155,7 @@ class RepairStatusWriter:
         before = quarantine.status.repair or RepairStatus()
         since = before.test_waits_since
         if step is not None and step.repair == TEST and not step.request:
-            since = since or round(self._clocks.latest(), 3)
+            since = since or round(self._acts.clocks.latest(), 3)
         after = replace(before, held=why[:MOST_TEXT], test_waits_since=since)
         if after == before or self._mode is not RepairMode.REPAIR:
             return
