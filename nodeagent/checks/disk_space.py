@@ -2,7 +2,7 @@
 
 Reasons: ``full`` (space), ``inodes``, ``hung`` (statvfs does not return), ``io-error`` and
 ``shut-down`` (the filesystem refuses), ``stale`` (a remote server forgot the mount),
-``not-mounted`` (a mount that the configuration names; ``starting``, unknown, after a boot),
+``not-mounted`` (a mount that the configuration names; ``not-up-yet``, unknown, after a boot),
 ``probe-failed`` and ``no-mount-table`` (this check could not look: unknown). The component is the
 mount point; without one it is this check itself.
 

@@ -8,7 +8,7 @@ configuration names does not exist: failed), ``link-down`` (was up and has no li
 (of the last hour, symbol errors above the limit, integrity errors or buffer overruns: failed),
 ``flapping`` (its link went within the hour: degraded), ``receive-errors`` and ``retries``
 (degraded: the other end may be the cause), ``hung`` (the driver does not answer; failed after a
-minute), ``disabled``, ``starting`` (not up yet after a boot), ``not-reported`` (the port's state
+minute), ``disabled``, ``not-up-yet`` (not up yet after a boot), ``not-reported`` (the port's state
 cannot be read) and ``no-sysfs``: unknown. The component is device and port ("mlx5_0/1").
 
 A port that never had a link is ok: many adapters have one. Its own count of lost links shows it. It
@@ -26,7 +26,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
-from nodeagent.checks.late_parts import LateParts
+from nodeagent.checks.late_parts import NOT_IN_USE, LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -55,7 +55,7 @@ def evaluate_link(name: str, port: Port, *, used: bool, named: bool) -> Observat
         status = Status.UNKNOWN if used else Status.OK
         return Observation(NAME, name, status, "disabled" if used else "", words)
     if not (used or named):
-        return Observation(NAME, name, Status.OK, "", f"{words}: never up, not in use")
+        return Observation(NAME, name, Status.OK, "", f"{words}: never up, {NOT_IN_USE}")
     if port.physical == "LinkUp" and not port.ethernet:
         message = f"{words}: is a subnet manager running?"
         return Observation(NAME, name, Status.FAILED, "inactive", message)

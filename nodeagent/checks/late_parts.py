@@ -7,6 +7,8 @@ from nodeagent.checks.siblings import BOOT_GRACE
 from nodeagent.model import NOT_UP_YET, Observation, Status
 from nodeagent.sources import Sources
 
+#: How the message of a port ends that is ok because it never had a link.
+NOT_IN_USE = "not in use"
 _NOT_UP = frozenset({"disabled", "inactive", "link-down", "missing", "not-mounted"})
 
 
@@ -28,7 +30,8 @@ class LateParts:
         return [self._starting(each) if is_young else each for each in report]
 
     def _starting(self, part: Observation) -> Observation:
-        if part.status in (Status.OK, Status.DEGRADED):
+        is_up = not part.message.endswith(NOT_IN_USE)
+        if part.status in (Status.OK, Status.DEGRADED) and is_up:
             self._been_up.add(part.component)
         is_late = part.status is Status.FAILED and part.reason in _NOT_UP
         if is_late and part.component not in self._been_up:

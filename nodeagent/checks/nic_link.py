@@ -5,7 +5,7 @@ interface that the configuration names does not exist: failed), ``disabled`` (sw
 it was up: unknown, but failed for one that the configuration names), ``flapping`` (it lost its
 link ``flaps`` times within ten minutes and has it now: degraded), ``never-up`` (enabled, no carrier
 since the boot, and two thirds of the enabled ports of its kind have one: ``siblings``),
-``starting`` (named, and not up yet after a boot) and ``no-sysfs`` (this check could not look):
+``not-up-yet`` (not up yet after a boot) and ``no-sysfs`` (this check could not look):
 unknown. Any other port that never had a carrier since the
 boot is ok: most servers have some. The kernel itself counts carriers, so a restart of the agent
 forgets nothing. The component is the interface; what is remembered is the port's, as an interface's
@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease
-from nodeagent.checks.late_parts import LateParts
+from nodeagent.checks.late_parts import NOT_IN_USE, LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -58,7 +58,8 @@ def evaluate(
     if used:
         message = f"no carrier (state {link.state}): cable, transceiver or switch port"
         return Observation(NAME, link.name, Status.FAILED, "link-down", message)
-    return Observation(NAME, link.name, Status.OK, "", "never up since the boot: not in use")
+    message = f"never up since the boot: {NOT_IN_USE}"
+    return Observation(NAME, link.name, Status.OK, "", message)
 
 
 class NicLink:
@@ -77,7 +78,7 @@ class NicLink:
 
     async def run_check(self) -> Report:
         try:
-            report = self._named() if self._interfaces else self._physical()
+            report = self._late.excuse(self._named() if self._interfaces else self._physical())
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
         there = {verdict.component for verdict in report}
@@ -85,7 +86,7 @@ class NicLink:
         return report or Off("no physical network interface")
 
     def _named(self) -> list[Observation]:
-        return self._late.excuse(self._observe(name) for name in self._interfaces)
+        return [self._observe(name) for name in self._interfaces]
 
     def _observe(self, name: str) -> Observation:
         link = read_link(self._machine, name)

@@ -281,8 +281,13 @@ async def test_a_port_may_train_for_long_after_a_boot(tmp_path: Path) -> None:
     machine = made_up(tmp_path, clock)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     write_counters(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
-    check = built_here(machine, devices=("mlx5_0", "mlx5_9"))
     late = (Status.UNKNOWN, "not-up-yet")
+    unnamed = built_here(machine)
+    write_counters(port, link_downed="0")
+    assert verdicts(await unnamed.run_check()) == {"mlx5_0/1": OK}, "never up"
+    write_counters(port, link_downed="1")
+    assert verdicts(await unnamed.run_check()) == {"mlx5_0/1": late}
+    check = built_here(machine, devices=("mlx5_0", "mlx5_9"))
     report, latch = await check.run_check(), Latch(boot_id="boot-a", epoch="e")
     assert verdicts(report) == {"mlx5_0/1": late, "mlx5_9": late}
     latch.apply([*observations(report).values()], clock.now)

@@ -248,6 +248,24 @@ async def test_a_named_port_may_be_late_after_a_boot(tmp_path: Path) -> None:
     assert verdicts(await check.run_check())["eth7"] == (Status.FAILED, "missing")
 
 
+async def test_a_port_may_lose_its_link_while_it_is_set_up_after_a_boot(tmp_path: Path) -> None:
+    """A bond takes its members down, and fast links train for a minute; then it is a failure."""
+    clock = HandClock(60.0)
+    machine = made_up(tmp_path, clock)
+    port = nic(machine.sys, "eth0", operstate="down", carrier_up_count=0)
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
+    assert verdicts(await check.run_check()) == {"eth0": OK}, "never up"
+    (port / "carrier_up_count").write_text("1\n")
+    assert verdicts(await check.run_check()) == {"eth0": (Status.UNKNOWN, "not-up-yet")}
+    (port / "operstate").write_text("up\n")
+    assert verdicts(await check.run_check()) == {"eth0": OK}
+    (port / "operstate").write_text("down\n")
+    assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "link-down")}
+    clock.now = 1201.0
+    again = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
+    assert verdicts(await again.run_check()) == {"eth0": (Status.FAILED, "link-down")}
+
+
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     nic(machine.sys, "eth0", operstate="down", carrier_up_count=3)
