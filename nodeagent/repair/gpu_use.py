@@ -7,7 +7,7 @@ from nodeagent.dataclass import dataclass
 from nodeagent.repair.pod_gpu import PodGpus
 from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.kubelet_devices import pods_with_devices
+from nodeagent.sources.kubelet_devices import DevicesUnknown, pods_with_devices
 
 __all__ = ["MONITORS", "GpuUse", "allocated_gpus", "find_gpu_use"]
 
@@ -28,7 +28,7 @@ _NOT_REQUESTED = PodGpus()
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """``users``: the first few, in words. ``unknown``: why processes can't be seen, or empty.
+    """``users``: the first few, in words. ``unknown``: why it can't be seen, or empty.
 
     ``pods``: which pod uses which GPU, where it was requested.
     """
@@ -40,7 +40,10 @@ class GpuUse:
 
 def allocated_gpus(machine: HostRoots) -> GpuUse:
     """The pods to which the kubelet has given a GPU, which they may open now."""
-    pods = pods_with_devices(machine, "nvidia.com")
+    try:
+        pods = pods_with_devices(machine, "nvidia.com")
+    except DevicesUnknown as error:
+        return GpuUse(unknown=str(error))
     if not pods:
         return GpuUse()
     named = ", ".join(pods[:_MOST_NAMED])
@@ -57,7 +60,7 @@ def find_gpu_use(
 ) -> GpuUse:
     """As in `gpu_users`; ``leave_out`` names programs beyond those of the configuration."""
     allocated = allocated_gpus(machine)
-    if allocated.users:
+    if allocated.users or allocated.unknown:
         return allocated
     try:
         users = gpu_users(

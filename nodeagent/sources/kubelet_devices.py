@@ -21,6 +21,10 @@ _MOST_BYTES = 4 << 20
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
+class DevicesUnknown(Exception):
+    """There is a record of devices that can't be understood; the text states why."""
+
+
 def healthy_devices(machine: HostRoots, vendor: str) -> dict[str, int]:
     """How many healthy devices each resource of ``vendor`` ("nvidia.com") has.
 
@@ -42,7 +46,8 @@ def pods_with_devices(machine: HostRoots, vendor: str) -> list[str]:
     """UIDs of the pods on this node to which the kubelet has allocated a device of ``vendor``.
 
     The record keeps a pod that has ended until the next allocation, so a pod counts only while the
-    kubelet has its folder. Empty where there is no kubelet.
+    kubelet has its folder. Empty where there is no kubelet. Raises DevicesUnknown: a record that
+    can't be understood must not read as "no device is allocated".
     """
     try:
         pods = {
@@ -50,8 +55,11 @@ def pods_with_devices(machine: HostRoots, vendor: str) -> list[str]:
             for entry in _entries(machine)
             if str(entry["ResourceName"]).startswith(f"{vendor}/") and entry["DeviceIDs"]
         }
-    except _UNREADABLE:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except _UNREADABLE as error:
+        why = f"{type(error).__name__}: {error}"
+        raise DevicesUnknown(f"the kubelet's record {CHECKPOINT} can't be read ({why})") from error
     return sorted(uid for uid in pods if _is_here(machine, uid))
 
 

@@ -441,6 +441,21 @@ async def test_an_allocated_gpu_keeps_an_act_away_whenever_it_was_allocated(
     assert end.began, "it counts against the cap"
 
 
+@pytest.mark.parametrize(
+    "record", ["", '{"Data": {"PodDeviceEntries": 7}}', '{"data": {}}', "x" * 9]
+)
+async def test_a_record_of_allocations_that_cannot_be_understood_keeps_an_act_away(
+    tmp_path: Path, record: str
+) -> None:
+    machine = Machine(tmp_path)
+    machine.allocate_gpu()
+    [file] = (tmp_path / "host").rglob("kubelet_internal_checkpoint")
+    file.write_text(record)
+    end = await machine.end_of(Verb.GPU_RESET)
+    assert (end.state, end.reason, machine.acts) == (RepairState.REFUSED, "in-use", 0)
+    assert "kubelet_internal_checkpoint can't be read" in end.message
+
+
 async def test_a_gpu_of_a_pod_that_has_ended_keeps_nothing_away(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.allocate_gpu(pod_is_there=False)
