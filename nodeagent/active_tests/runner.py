@@ -1,7 +1,6 @@
 """Runs a test profile: one program after the other, each with its own time limit."""
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,12 +10,24 @@ from nodeagent.active_tests.model import Step, TestReport, Verdict, overall
 from nodeagent.active_tests.profile import Profile, StepSpec
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
+from nodeagent.interpreter import light_python
+from nodeagent.sources.command import CommandProcess
 
 __all__ = ["Node", "run_profile", "unmet"]
 
 #: DCGM's JSON of eight GPUs has some 100 KiB.
 _KEPT = 512 * 1024
 _FOLDER = Path(__file__).parent
+#: Removes a folder, and makes it anew if its mode is given.
+_RENEW = """
+import os, shutil, sys
+folder, mode = sys.argv[1:]
+shutil.rmtree(folder, ignore_errors=True)
+if mode:
+    os.makedirs(folder, int(mode, 8), exist_ok=True)
+"""
+#: Seconds; an hour's files of fio take some.
+_RENEW_LIMIT = 60.0
 #: The characters of an address: no word that a program would take for an option.
 _PEER = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_%")
 
@@ -61,14 +72,13 @@ async def run_profile(
     """All steps, in order. A step that fails does not spare the next ones: each is evidence."""
     steps: list[Step] = []
     try:
-        _empty(node.scratch)
-        node.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await _renew(node.scratch, mode="0700")
         for spec in profile.steps:
             step = await _run_step(spec, node, programs, clock)
             steps.append(step)
             on_step(step)
     finally:
-        _empty(node.scratch)
+        await _renew(node.scratch)
     return overall(profile.name, steps)
 
 
@@ -110,6 +120,9 @@ def _word(word: str, node: Node) -> str:
     )
 
 
-def _empty(folder: Path) -> None:
-    # A disk that gives an error here fails the step that writes to it.
-    shutil.rmtree(folder, ignore_errors=True)
+async def _renew(folder: Path, mode: str = "") -> None:
+    """Remove ``folder``, and with a ``mode`` make it anew. A disk that gives an error, or hangs,
+    fails the step that writes to it, and holds a child and not the agent.
+    """
+    command = [*light_python(), "-c", _RENEW, str(folder), mode]
+    await CommandProcess(command, time_limit=_RENEW_LIMIT, host_root=Path("/")).run()

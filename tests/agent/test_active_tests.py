@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
+from nodeagent.active_tests import runner
+from nodeagent.active_tests.host import HostPrograms
+from nodeagent.active_tests.model import Verdict
+from nodeagent.active_tests.profile import Profile, StepSpec
+from nodeagent.clock import SystemClock
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import PROGRAM, Done, agent
 from tests.agent.fake_tools import FakeTools
@@ -299,6 +305,38 @@ async def test_a_test_that_is_killed_leaves_no_process(machine: Machine) -> None
     test.send_signal(signal.SIGKILL)
     test.wait()
     await until(lambda: not psutil.pid_exists(pid), within=30, what="the test's program is ended")
+
+
+@pytest.mark.root
+async def test_a_disk_that_hangs_under_a_test_holds_no_thread_of_the_agent(
+    frozen_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_RENEW_LIMIT", 0.2, raising=False)
+    over, held = threading.Event(), []
+
+    def watch(thread: int) -> None:
+        """Thaw the disk once the event loop's thread waits for it, which nothing else would end."""
+        while not over.wait(0.02):
+            wchan = Path(f"/proc/self/task/{thread}/wchan").read_text()
+            if "percpu_rwsem" in wchan or "sb_start" in wchan:
+                held.append(wchan)
+                subprocess.run(["fsfreeze", "-u", frozen_disk], check=True)
+                return
+
+    watching = threading.Thread(target=watch, args=(threading.get_native_id(),))
+    watching.start()
+    try:
+        step = StepSpec(name="true", command=("true",), limit=30.0, output="exit")
+        report = await runner.run_profile(
+            Profile(name="p", purpose="", requires=(), steps=(step,)),
+            node=runner.Node(0, (), frozen_disk / "scratch"),
+            programs=HostPrograms(Path("/"), ("/bin", "/usr/bin")),
+            clock=SystemClock(),
+        )
+    finally:
+        over.set()
+        await asyncio.to_thread(watching.join)
+    assert (report.outcome, held) == (Verdict.PASSED, [])
 
 
 @pytest.fixture
