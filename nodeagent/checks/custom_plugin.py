@@ -6,6 +6,7 @@ runs) is ``unknown`` with the reason. Its reports are its own alone: it can neit
 another check nor give a fault a code that the aggregator's catalogue knows.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -75,7 +76,7 @@ class _Build:
     def __call__(self, sources: Sources, options: Mapping[str, Any]) -> Check:
         try:
             check: Any = self.spec.build(sources, options)
-        except Exception as error:  # noqa: BLE001  outermost edge of others' code
+        except (Exception, SystemExit) as error:  # noqa: BLE001  outermost edge of others' code
             return _Absent(self.name, "not-built", f"{type(error).__name__}: {error}")
         if not hasattr(check, "run_check"):
             return _Absent(self.name, "not-built", _NO_METHOD)
@@ -110,7 +111,14 @@ class _Kept:
         self._check = check
 
     async def run_check(self) -> Report:
-        report = await self._check.run_check()
+        try:
+            report = await self._check.run_check()
+        except (SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # by us: the agent ends
+            # Else the agent would end with it, or take no notice of a check that gave no result.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         if isinstance(report, Off):
             return report
         return [self._own(item) for item in report]

@@ -1,5 +1,6 @@
 """Entry points of others' packages: loaded when named, kept to their own affairs, no crash."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,11 +141,55 @@ async def test_an_entry_point_that_nobody_has_is_unknown(tmp_path: Path) -> None
     assert "no installed package has the entry point no-such-thing" in seen.message
 
 
-async def test_one_that_cannot_be_built_is_unknown(installed: Installed, tmp_path: Path) -> None:
-    [seen] = await looked(installed(build="raise KeyError('x')"), tmp_path)  # type: ignore[misc]
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [("raise KeyError('x')", "KeyError: 'x'"), ("raise SystemExit('bye')", "SystemExit: bye")],
+)
+async def test_one_that_cannot_be_built_is_unknown(
+    installed: Installed, tmp_path: Path, build: str, words: str
+) -> None:
+    [seen] = await looked(installed(build=build), tmp_path)  # type: ignore[misc]
     assert isinstance(seen, Observation)
     assert (seen.status, seen.reason) == (Status.UNKNOWN, "not-built")
-    assert seen.message == "KeyError: 'x'"
+    assert seen.message == words
+
+
+@pytest.mark.parametrize(
+    ("look", "words"),
+    [
+        ("__import__('sys').exit(1)", "SystemExit: 1"),
+        ("[].append(await cancelled())", "CancelledError"),
+    ],
+)
+async def test_one_that_ends_its_process_or_cancels_itself_is_an_error(
+    installed: Installed, tmp_path: Path, look: str, words: str
+) -> None:
+    """It would end the agent, and `check` with a code that drains the node; or go unseen."""
+    helper = """
+async def cancelled():
+    import asyncio
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+"""
+    module = MODULE.format(look=look, build="pass", interval=30.0) + helper
+    config = installed(text=module)
+    run = asyncio.ensure_future(looked(config, tmp_path))
+    await asyncio.wait({run})
+    assert not run.cancelled()
+    assert isinstance(run.exception(), RuntimeError)
+    assert words in str(run.exception())
+
+
+async def test_a_run_that_the_agent_cancels_stays_cancelled(
+    installed: Installed, tmp_path: Path
+) -> None:
+    look = "await __import__('asyncio').get_running_loop().create_future()"
+    run = asyncio.ensure_future(looked(installed(look=look), tmp_path))
+    await asyncio.sleep(0)
+    run.cancel()
+    await asyncio.wait({run})
+    assert run.cancelled()
 
 
 FAULT = (
