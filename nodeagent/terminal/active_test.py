@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -51,6 +52,9 @@ def run(config: Config, options: argparse.Namespace, emit: Callable[[str], None]
     def on_step(step: Step) -> None:
         emit(f"{step.name}: {step.outcome.value}{f' ({step.reason})' if step.reason else ''}")
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a session that ends must not keep the driver
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
     with _alone(config), _driver_free(config, profile, node):
         if "idle" in profile.requires and not options.force:
             _refuse_gpu_users(config)

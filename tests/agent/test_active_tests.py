@@ -80,16 +80,26 @@ class Machine:
         return agent("test", *arguments, "--config", self.config, env=self.gpus.env)
 
     def begin(self, profile: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [PROGRAM, "test", "--profile", profile, "--config", self.config],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        return begin(self.config, profile)
 
     def run(self, profile: str, *arguments: str) -> tuple[int, dict[str, Any]]:
         done = self.test("--profile", profile, "--json", *arguments)
         assert done.out, done.err
         return done.code, done.json
+
+
+def begin(config: Path, profile: str, *before: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*before, PROGRAM, "test", "--profile", profile, "--config", config],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def ignores_hang_up(process: "subprocess.Popen[bytes]") -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    [ignored] = (line for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(ignored.split()[1], 16) & 1)
 
 
 @contextmanager
@@ -370,6 +380,34 @@ async def test_the_running_agent_lets_go_of_the_driver_for_a_test_and_takes_it_u
     assert '"quiesced"' in (tmp_path / "seen").read_text(), "clocks and heat are no evidence now"
     _, body = await running.ask("/v1/results")
     assert json.loads(body)["agent"]["quiesced_seconds"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_test_that_a_signal_ends_gives_the_driver_back(
+    running: AgentProcess, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As the end of a person's session: the agent's GPU checks would be off for hours."""
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    (profiles / "mine.toml").write_text(
+        'requires = ["gpu"]\n[[step]]\nname = "hang"\n'
+        f'command = ["sh", "-c", "touch {tmp_path}/began; exec sleep 600"]\nlimit = "10m"\n'
+    )
+    running.more = f'[repair]\nprofiles = "{profiles}"\n{QUIET}'
+    await running.start().up()
+
+    async def quiesced() -> float:
+        _, body = await running.ask("/v1/results")
+        return float(json.loads(body)["agent"]["quiesced_seconds"])
+
+    nohup = [] if number == signal.SIGHUP else ["nohup"]
+    test = begin(running.config, "mine", *nohup)
+    await until((tmp_path / "began").exists, within=30)
+    assert ignores_hang_up(test) is bool(nohup)
+    before = await quiesced()
+    test.send_signal(number)
+    code = await asyncio.to_thread(test.wait)
+    assert (before > 0, code, await quiesced()) == (True, 130, 0.0)
 
 
 def test_the_list_has_every_profile(machine: Machine) -> None:
