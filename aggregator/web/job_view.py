@@ -16,8 +16,6 @@ from aggregator.web.queries import FleetQueries, read_history
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.timefmt import bounded_time
 
-#: Seconds of history that are read unless the query sets another time.
-LATELY = 30 * 86400.0
 #: Seconds that a read of history may take here: the page waits for it, and no other code does.
 _PATIENCE = 30.0
 #: From this number of transitions on the oldest may be left out (`aggregator.history`).
@@ -40,10 +38,19 @@ PARAMS = (
 
 
 async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobReport:
-    """The report. Raises BadQuery."""
+    """The report, a minute old at most. ``values``: of `PARAMS`, and maybe ``days`` in place of
+    ``since``. Raises BadQuery.
+    """
+    query = tuple(sorted(values.items()))
+    return await queries.reports.get(
+        query, lambda: _read_report(queries, values), queries.snapshots.now
+    )
+
+
+async def _read_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobReport:
     now = queries.snapshots.moment().wall
     until = values["until"] if values["until"] >= 0 else now
-    since = values["since"] if values["since"] >= 0 else until - LATELY
+    since = values["since"] if values["since"] >= 0 else until - values.get("days", 30) * 86400.0
     if until <= since:
         raise BadQuery("until is before since: no fault can be in between", "expected it later")
     read = queries.history.of_kinds(KINDS, since, until)

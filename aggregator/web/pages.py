@@ -312,9 +312,9 @@ class Pages:
     async def jobs(self, request: web.Request) -> web.Response:
         """The jobs that faults hit, or one of them."""
         values = read_query((*_JOBS, _FRAGMENT, _BASE), request.query)
-        until = self._queries.snapshots.moment().wall
-        params = {**values, "since": until - values["days"] * 86400.0, "until": until}
-        report = await job_view.job_report(self._queries, {**params, "limit": _JOB_ROWS})
+        query = {name: values[name] for name in ("by", "job", "days")}
+        query |= {"since": -1.0, "until": -1.0, "limit": _JOB_ROWS}
+        report = await job_view.job_report(self._queries, query)
         snapshot = await self._queries.current_snapshot()
         return self._page(
             "jobs.html",

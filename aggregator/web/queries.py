@@ -16,9 +16,11 @@ from aggregator.history.dedup import newest_first
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.interning import EMPTY
 from aggregator.web import models, node_view
+from aggregator.web.costly_answers import CostlyAnswers
 from aggregator.web.event_broker import REMEMBERED, EventBroker, merged
 from aggregator.web.fleet_trend import FleetTrend
 from aggregator.web.history_interface import HistoryReader
+from aggregator.web.job_models import JobReport
 from aggregator.web.map_view import POOL, MapLayout, MapLayouts
 from aggregator.web.mode_effect import EffectCache, Preview
 from aggregator.web.node_detail import NodeDetails
@@ -68,6 +70,7 @@ class FleetQueries:
     preview: Preview | None = None
     effects: EffectCache = field(default_factory=EffectCache)
     layouts: MapLayouts = field(default_factory=MapLayouts)
+    reports: CostlyAnswers[JobReport] = field(default_factory=CostlyAnswers)
 
     async def current_snapshot(self) -> FleetSnapshot:
         """The fleet, a moment ago at most."""

@@ -1,5 +1,6 @@
 """Jobs that faults hit: the page, the API and the commands, from the records of history."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -130,6 +131,29 @@ async def test_a_quarantine_from_before_the_report_counts_for_all_of_its_time(
     assert [one["name"] for one in found["items"]][:1] == ["node-2"]
     assert found["items"][0]["out_of_service_hours"] == pytest.approx(60 / 3600, abs=0.001)
     assert found["quarantines"] == 0
+
+
+async def test_reports_are_made_one_at_a_time_and_serve_others_for_a_while() -> None:
+    hands, under_way, reads = Hands(), 0, list[int]()
+
+    class Slow(ListHistory):
+        async def of_kinds(self, *_: object) -> list[Transition]:
+            nonlocal under_way
+            under_way += 1
+            reads.append(under_way)
+            await asyncio.sleep(0)  # others may come in between
+            hands.advance(1.0)
+            under_way -= 1
+            return []
+
+    async with serving(small_fleet(hands), hands.clocks(), history=Slow()) as served:
+        paths = [f"/api/v1/report?by={by}" for by in ("job", "team", "code")] + ["/jobs"]
+        read = [served.text(path) for path in 3 * paths]
+        await asyncio.gather(*read)
+        assert reads == [1, 1, 1, 1]
+        hands.advance(21.0)
+        await served.text("/jobs")
+        assert len(reads) == 5
 
 
 async def test_rows_that_are_left_out_are_counted(
