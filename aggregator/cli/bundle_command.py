@@ -57,8 +57,12 @@ def _write_bundle(
     packed = parts.archive(folder, [("README.txt", readme), *content.files.items()], at)
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(packed)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(packed)
+        except OSError:
+            file.unlink()  # a part of an archive would look like one
+            raise
     except FileExistsError as error:
         raise UsageError(f"--file: {file} is there already; expected a new file") from error
     except OSError as error:

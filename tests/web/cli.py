@@ -5,6 +5,7 @@ import io
 import os
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,22 @@ async def start_on(stdin: int, *arguments: str, **environ: str) -> asyncio.subpr
         stderr=asyncio.subprocess.PIPE,
         env=_clean() | environ,
     )
+
+
+async def unwritten(*arguments: str, full: bool) -> tuple[int | None, str]:
+    """Exit code and stderr where stdout is on a full disk, or its reader has gone, as head has."""
+    read, write = os.pipe()
+    os.close(read)
+    with Path("/dev/full").open("wb") as device:  # noqa: ASYNC230 - a device: nothing waits
+        process = await asyncio.create_subprocess_exec(
+            *(*SICKBAY.program, *arguments),
+            stdout=device if full else write,
+            stderr=asyncio.subprocess.PIPE,
+            env=_clean(),
+        )
+    os.close(write)
+    _, err = await process.communicate()
+    return process.returncode, err.decode()
 
 
 def _clean() -> dict[str, str]:

@@ -3,12 +3,10 @@
 import asyncio
 import datetime as dt
 import json
-import os
 import random
 import re
 import signal
 import ssl
-import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,10 +23,11 @@ from aggregator.cluster.port import Phase
 from aggregator.demo.ports import free_port
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from tests.support.aggregator_program import SICKBAY
 from tests.support.pki import Authority
 from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
-from tests.web.cli import in_process, sickbay, start
+from tests.web.cli import in_process, sickbay, start, unwritten
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -233,6 +232,17 @@ async def test_a_node_is_explained_and_bundled(served: Served, tmp_path: Path) -
     assert "--file: /nowhere/x.gz can't be written: No such file" in nowhere.err
 
 
+async def test_a_part_of_an_archive_is_removed(served: Served, tmp_path: Path) -> None:
+    words = ("bundle", "node-2", "--url", served.url, "--file", str(tmp_path / "rma.tar.gz"))
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", 'ulimit -f 1; exec "$0" "$@"', *SICKBAY.program, *words),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    assert (process.returncode, "can't be written: File too large" in err.decode()) == (2, True)
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240 - a local folder
+
+
 async def test_an_unknown_node_is_said_with_what_to_do(served: Served) -> None:
     done = await in_process("node", "node-99", "--url", served.url)
     assert (done.code, done.out) == (1, "")
@@ -342,17 +352,9 @@ async def test_an_address_of_http_is_said_in_words_where_it_is_called_https(
 
 
 async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(served: Served) -> None:
-    with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 - a device: nothing waits
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "from aggregator.cli.main import main; main()"),
-            *("status", "--url", served.url),
-            stdout=full,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, err = await process.communicate()
-    assert process.returncode == 1
-    assert err.decode().startswith("sickbay: the answer can't be written: ")
-    assert "Traceback" not in err.decode()
+    code, err = await unwritten("status", "--url", served.url, full=True)
+    assert (code, err.count("\n")) == (1, 1), err
+    assert err.startswith("sickbay: the answer can't be written: ")
 
 
 async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
@@ -454,21 +456,7 @@ def test_a_lost_connection_is_said_once_however_often_it_is_tried_and_its_return
 
 
 async def test_a_reader_that_has_seen_enough_ends_it_quietly(served: Served) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        "from aggregator.cli.main import main; main()",
-        "nodes",
-        "--url",
-        served.url,
-        stdout=write,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    os.close(write)
-    _, err = await process.communicate()
-    assert err == b""
+    assert await unwritten("nodes", "--url", served.url, full=False) == (0, "")
 
 
 # -- acting on a local cluster ---------------------------------------------------------------
