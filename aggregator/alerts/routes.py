@@ -39,6 +39,8 @@ MACHINE_WAIT = BatchWait()
 RESEND_EVERY = 300.0
 assert RESEND_EVERY < LASTS
 EVERY = Matchers()
+#: Characters of a group's key as it is; a longer one is a digest.
+_MOST_GROUP = 1_000
 _OBSERVED = "; mode observe: nothing was done"
 
 
@@ -260,8 +262,11 @@ def group_of(target: RouteTarget, alert: Alert) -> str:
         "incident": alert.incident,
     }
     values = (own.get(key, alert.labels.get(key, "")) for key in target.group_by)
-    # An owner is a tenant's text: a database takes neither a NUL nor half a character.
-    return "\x1f".join(values).replace("\0", "").encode("utf-8", "replace").decode()
+    text = "\x1f".join(values)
+    # An owner is a tenant's text. PostgreSQL takes no NUL, and no long text into an index.
+    if text.isascii() and "\0" not in text and len(text) <= _MOST_GROUP:
+        return text
+    return blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def _is_owned(owner: str, patterns: Sequence[str]) -> bool:

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+#: Characters: an annotation may have 256 KiB, and each alert about a pod has its owner.
+MOST_OWNER = 253
+
 
 class NamespaceOwners:
     """``key`` is of the label or annotation; empty: no namespace has an owner.
@@ -21,7 +24,7 @@ class NamespaceOwners:
         self, namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str]
     ) -> None:
         """Take the namespace as it is now."""
-        owner = labels.get(self.key) or annotations.get(self.key, "")
+        owner = labels.get(self.key) or annotations.get(self.key, "")[:MOST_OWNER]
         if owner:
             self._owners[namespace] = owner
         else:

@@ -23,6 +23,7 @@ from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfi
 from aggregator.alerts.store import FileStore
 from aggregator.cli.command_line import parser_for
 from aggregator.clock import Clocks
+from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, Transition
 from aggregator.policy.label_selector import LabelSelector
@@ -191,8 +192,16 @@ async def test_a_silence_by_a_pool_or_a_rule_outlives_a_restart_before_which_nod
 
 def test_a_tenants_text_for_an_owner_makes_a_group_that_every_database_takes() -> None:
     [target] = router(route(group_by=("owner",)))._targets
-    owned_by = replace(present(alert_of(happened("gpu-1"))), labels={"owner": "a\0\ud800b"})
-    assert group_of(target, owned_by) == "a?b"
+    about = present(alert_of(happened("gpu-1")))
+    groups = {
+        group_of(target, replace(about, labels={"owner": owner}))
+        for owner in ("a", "a\0", "a\ud800", "ä", "a" * 1_001, "a" * 1_002)
+    }
+    owners = NamespaceOwners("owner")
+    owners.update("ns", {}, {"owner": "a" * 1_000})
+    assert owners.owner_of("ns") == "a" * 253
+    assert len(groups) == 6
+    assert all(group.isascii() and group.isprintable() and len(group) <= 32 for group in groups)
 
 
 def test_an_exempt_node_is_silent_and_peoples_requests_about_it_are_not() -> None:

@@ -5,7 +5,9 @@ import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -13,12 +15,14 @@ from sqlalchemy.engine import make_url
 from aggregator.alerts.alert import alert_of, dedup_key, resolves
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, OutboxError, PendingDelivery
+from aggregator.alerts.receivers.base import Receiver as Receiving
+from aggregator.alerts.routes import RouteTarget, group_of
 from aggregator.alerts.store import FileStore, SharedStore
 from aggregator.events import EventKind, Transition
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.postgres import Postgres
 from tests.support.postgres import PostgresServer
-from tests.support.present import of_type
+from tests.support.present import of_type, present
 from tests.support.receiver import Hook, Receiver, webhook_settings
 from tests.support.waiting import CLOCKS, until
 
@@ -96,6 +100,19 @@ def test_an_alert_that_one_replica_sent_is_ended_by_another(replicas: Replicas) 
     over = of_type(two.next(ROUTE, NOW + 62, WAIT), PendingDelivery)
     assert '"state":"resolved"' in over.alerts
     assert f'"delivery":"{sent.id}"' in over.alerts
+
+
+@pytest.mark.parametrize(
+    "owner", ["a\0b", "".join(random.Random(1).choices("abcdefgh", k=100_000))]
+)
+def test_no_text_of_a_tenant_for_an_owner_stops_the_alerts(replicas: Replicas, owner: str) -> None:
+    """The annotation of a namespace: PostgreSQL takes no NUL, and no long text into an index."""
+    target = RouteTarget("owners", ROUTE, cast(Receiving, None), group_by=("owner",))
+    one = item("n1")
+    group = group_of(target, replace(present(one.alert), labels={"owner": owner}))
+    outbox = replicas.outbox("a")
+    assert outbox.accept([replace(one, groups={ROUTE: group})], NOW) == (1, 0)
+    assert isinstance(outbox.next(ROUTE, NOW + 2, WAIT), PendingDelivery)
 
 
 def test_the_file_of_before_is_moved_with_all_that_waits_in_it(
