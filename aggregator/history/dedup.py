@@ -77,7 +77,8 @@ def _is_repeat(one: Transition, before: list[Transition]) -> bool:
     if last is None:
         return False
     if one.kind is EventKind.INCIDENT_OPENED:
-        return last.kind in _INCIDENT and last.summary == one.summary
+        same = last.details.get("action") == one.details.get("action")
+        return last.kind in _INCIDENT and last.summary == one.summary and same
     if one.kind is EventKind.HELD:  # the text of a hold counts up
         return last.kind is EventKind.HELD and last.details.get("limit") == one.details.get("limit")
     return last.kind is one.kind and last.summary == one.summary

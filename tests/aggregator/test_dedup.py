@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,8 @@ def test_an_incident_that_closed_opens_again() -> None:
 
 def test_one_that_says_something_else_by_now_is_told() -> None:
     assert times(without_repeats([opened(1), opened(2, "n1: two GPUs are gone")])) == [1, 2]
+    acts = replace(opened(2), details={"action": "drain"})
+    assert times(without_repeats([opened(1), acts, replace(acts, at=3.0)])) == [1, 2]
 
 
 def test_a_hold_is_told_once_for_each_limit_whatever_its_words_count() -> None:

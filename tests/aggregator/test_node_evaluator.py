@@ -121,6 +121,7 @@ async def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
     many = replace(OPEN, evidence=(ITEM,) * 9)
     for before, now, closed, kinds in (
         ({}, {"i": many}, [], ["incident.opened"]),
+        ({"i": replace(OPEN, action="observe")}, {"i": many}, [], ["incident.opened"]),
         ({"i": OPEN}, {"i": OPEN}, [], []),
         ({"i": OPEN}, {"i": replace(OPEN, summary="worse")}, [], ["incident.changed"]),
         ({"i": OPEN}, {"i": replace(OPEN, action="cordon")}, [], ["incident.changed"]),

@@ -281,7 +281,8 @@ class NodeEvaluator:
     ) -> None:
         for ident, incident in node_state.decision.incidents.items():
             known = before.get(ident)
-            if known is None or ident in node_state.decision.unreported:
+            watched = known is not None and known.action == "observe" != incident.action
+            if known is None or watched or ident in node_state.decision.unreported:
                 self._report_opened(node_state, incident)
             elif known.summary != incident.summary or known.action != incident.action:
                 self._note_incident(node_state, EventKind.INCIDENT_CHANGED, incident)
