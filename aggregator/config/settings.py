@@ -379,11 +379,16 @@ class Config(Section):
         )
 
 
-def load(path: Path, *, root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Config:
+def load(
+    path: Path,
+    *,
+    root: Path | None = Path("/"),
+    environ: Mapping[str, str] = os.environ,
+) -> Config:
     """The settings in the file at ``path``, or `ConfigError` with all that is wrong with them.
 
     Relative paths are relative to the file's folder. The files that it names must exist below
-    ``root``. ``environ`` gives POD_NAMESPACE.
+    ``root``; None reads none of them, for a machine that has none. ``environ`` gives POD_NAMESPACE.
     """
     document = with_namespace(read(path), environ)
     config, problems = validate(document, Config)
@@ -396,8 +401,7 @@ def load(path: Path, *, root: Path = Path("/"), environ: Mapping[str, str] = os.
         assert config is not None
     for finding in (
         *_contradictions(config),
-        *_missing_files(config, root),
-        *_no_databases(config, root),
+        *(() if root is None else (*_missing_files(config, root), *_no_databases(config, root))),
     ):
         if spoilt.isdisjoint(finding.rests_on):
             problems.append(document.problem(finding.key, finding.text))

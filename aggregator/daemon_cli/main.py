@@ -140,36 +140,37 @@ def _check(options: argparse.Namespace) -> int:
     from aggregator.daemon_cli.pools import pools_of
     from aggregator.policy.defaults import read_policy
 
-    config = load(options.file)
-    rules = read_policy(config.policy.file)
-    _refuse(
-        options.file,
-        [
-            *_wrong_cluster(config),
+    reads_files = not options.without_files
+    config = load(options.file, root=Path("/") if reads_files else None)
+    rules = read_policy(config.policy.file) if reads_files else None
+    found = [*_wrong_cluster(config), *unaccepted_bounds(config)]
+    if reads_files:
+        found += [
             *_unknown_rules(config),
             *_unusable_rules(config),
             *unusable_files(config),
             *unusable_alert_files(config),
             *unreleased_files(config),
             *damaged_files(config),
-            *unaccepted_bounds(config),
-        ],
-    )
+        ]
+    _refuse(options.file, found)
     acts = pools_of(config).strongest is not Action.OBSERVE
     unbounded = list(removed_bounds(config))
     without = f", WITHOUT {len(unbounded)} of its bounds" if unbounded else ""
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster){without}")
+    if not reads_files:
+        print("Not checked: the files and programs that it names.")
     for key, text in (
         *unbounded,
         *labels_of_kubelets(config),
-        *_absent(config),
+        *(_absent(config) if reads_files else ()),
         *repair.warnings(config.repair, acts=acts),
     ):
         problem = read(options.file).problem(key, text)
         where = f"{options.file}:{problem.line}"
         print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)
     policy.warn_of_pools(options.file, config)
-    if config.policy.file is not None:
+    if config.policy.file is not None and rules is not None:
         policy.warn(config.policy.file, rules)
     return OK
 
@@ -273,6 +274,11 @@ def parser() -> argparse.ArgumentParser:
         "Exit code: 0 it is sound, 2 it has errors.",
     )
     check.add_argument("file", type=Path, metavar="FILE", help="the configuration")
+    check.add_argument(
+        "--without-files",
+        action="store_true",
+        help="read none of the files that it names: they are where the aggregator runs",
+    )
     check.set_defaults(command=_check)
     schema = add_command(
         about, "schema", "print the JSON Schema of the configuration, for an editor"

@@ -38,6 +38,19 @@ def test_config_check_of_a_sound_file_exits_0(tmp_path: Path) -> None:
     assert "sound (mode observe, kubernetes cluster)" in done.stdout
 
 
+def test_config_check_of_another_machines_file_reads_none_that_it_names(tmp_path: Path) -> None:
+    text = f"{LOCAL}policy: {{file: /etc/sickbay/elsewhere.yaml}}\n"
+    text += "drain: {pre_evict: {command: [/opt/elsewhere]}}\n"
+    file = written(tmp_path, text)
+    assert "elsewhere.yaml can't be read" in config_check(file).stderr
+    done = config_check(file, "--without-files")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sound" in done.stdout
+    assert "Not checked: the files and programs that it names." in done.stdout
+    wrong = config_check(written(tmp_path, text + "mode: obsrve\n"), "--without-files")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+
+
 def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rules: nonsense\n")
     file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
