@@ -21,7 +21,7 @@ _ENDS: Mapping[str, str] = {
     "reboot": "a reboot of the node",
     "gpu_reset": "a reset of the GPU, or a reboot",
     "expiry": "its time: it expires by itself",
-    "operator": "a person's word, after the repair",
+    "operator": "a person's release, after the repair",
     "": "its check is healthy again",
 }
 _SILENT = (

@@ -201,7 +201,7 @@ def _text(
     if by_pool:
         yield "by pool, as its mode would have capped it, by the labels of now:"
     yield from (one.line() for one in by_pool)
-    yield "Evaluation alone is replayed: no limits, no mode, no person's word."
+    yield "Only rules are evaluated: no limits, no mode, no release by a person."
 
 
 def _as_json(

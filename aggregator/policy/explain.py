@@ -240,5 +240,5 @@ _ENDS = {
     ClearedBy.REBOOT: "a boot",
     ClearedBy.GPU_RESET: "a reset of the GPU, or a boot",
     ClearedBy.EXPIRY: "a day without it, or a boot",
-    ClearedBy.OPERATOR: "a person's word (they delete the quarantine), or another GPU",
+    ClearedBy.OPERATOR: "a person's release after the repair, or another GPU",
 }

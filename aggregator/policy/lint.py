@@ -228,6 +228,8 @@ def _shadowed(
         text = f"{when}: {other.name!r} meets all that it meets, and {more}"
         if _strength(other) > _strength(one):
             text += f"; to lower its action, change {other.name!r} itself"
+        elif alone <= 0:
+            text += f"; for it to decide, narrow {other.name!r} itself"
         yield document.problem(places[one.name], text)
     elif other.name in places:
         text = f"shadows the shipped rule {one.name!r}: it meets all that the shipped rule meets"

@@ -308,7 +308,8 @@ class _Reader:
                 if key not in values:
                     self._problem(
                         (),
-                        f"rule {entry['name']!r} has no {key}; expected one of "
+                        f"rule {entry['name']!r}{hint_of(entry['name'], self._known)} has no "
+                        f"{key}; expected one of "
                         f"{', '.join(KINDS if key == 'kind' else ACTIONS)}",
                     )
             if len(self._problems) > before:

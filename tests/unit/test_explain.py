@@ -199,7 +199,7 @@ def test_jobs_of_a_rule_with_long_pauses_between_them_fit_into_its_time() -> Non
             Question("xid:54"),
             "xid:54 (silent running pwr reduced clocking)",
             "person: By NVIDIA a person must look (power, cabling, support).",
-            "a person's word (they delete the quarantine), or another GPU",
+            "a person's release after the repair, or another GPU",
         ),
         (
             Question("xid:4711"),

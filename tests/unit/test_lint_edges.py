@@ -133,7 +133,10 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
         )
     ]
     assert said(("narrow",), replace(wide, action="cordon"), narrow) == [
-        "rules[0]: never decides: 'wide' meets all that it meets, and comes before it"
+        (
+            "rules[0]: never decides: 'wide' meets all that it meets, and comes before it; "
+            "for it to decide, narrow 'wide' itself"
+        )
     ]
     spared = replace(narrow, action="observe")
     later = replace(wide, hold=35.0)

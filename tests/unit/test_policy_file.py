@@ -36,6 +36,10 @@ def problems(text: str) -> list[str]:
             "{name: a, check: x, action: drain}",
             ["rules[0]: rule 'a' has no kind; expected one of gpu, disk, network, node"],
         ),
+        (
+            "{name: gpu-gon, action: cordon}",
+            ["rules[0]: rule 'gpu-gon' (did you mean 'gpu-gone'?) has no kind; expected one of"],
+        ),
         ("{name: a, check: x}", ["rule 'a' has no action", "rule 'a' has no kind"]),
         (
             "{name: gpu-gone, actoin: cordon}",
