@@ -519,6 +519,28 @@ async def test_what_happened_is_read_backwards_page_by_page(served: Served) -> N
     assert found == [one.summary for one in told]
 
 
+async def test_requests_that_come_together_share_a_read_of_the_history() -> None:
+    class Counting(ListHistory):
+        reads = 0
+
+        async def recent(self, *query: Any) -> list[Transition]:
+            self.reads += 1
+            await asyncio.sleep(0)
+            return await super().recent(*query)
+
+    history = Counting([Transition(NIGHT, EventKind.MOVED, "node-2", "pod 1")])
+    async with serving(small_fleet(Hands()), running_clocks(), history=history) as served:
+        queries = served.web._queries
+        await queries.past("node-2")
+        before = history.reads
+        found = await asyncio.gather(*(queries.past("node-2") for _ in range(100)))
+        assert {len(one.transitions) for one in found} == {1}
+        assert history.reads == before + 1
+        history.broken = "the disk is gone"
+        for one in await asyncio.gather(*(queries.past("node-2") for _ in range(3))):
+            assert "the disk is gone" in one.trouble
+
+
 async def test_a_port_in_use_is_said_plainly() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
