@@ -6,13 +6,14 @@ The texts are those of slurmctld (src/slurmctld/node_mgr.c, job_mgr.c, proc_req.
 import re
 from collections.abc import Mapping
 
+REBOOT_TIMED_OUT = "SlurmRebootTimedOut"
 _PATTERNS: Mapping[str, str] = {
     "SlurmKillTaskFailed": r"Kill task failed",
     "SlurmGresCountLow": r"gres/\S+ count (?:reported )?(?:too low|lower than configured)",
     "SlurmResourcesLow": r"Low (?:RealMemory|TmpDisk|socket\*core\*thread count)",
     "SlurmNotResponding": r"Not responding",
     "SlurmUnexpectedReboot": r"Node unexpectedly rebooted",
-    "SlurmRebootTimedOut": r"(?:reboot timed out|ResumeTimeout reached)",
+    REBOOT_TIMED_OUT: r"(?:reboot timed out|ResumeTimeout reached)",
     "SlurmPrologError": r"Prolog (?:error|failed)",
     "SlurmEpilogError": r"Epilog error",
     "SlurmBatchFailure": r"batch job complete failure",

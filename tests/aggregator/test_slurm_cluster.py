@@ -209,6 +209,44 @@ async def test_a_node_that_is_down_stays_down_with_the_words_it_had(
     assert slurm.shown("s1")["Reason"] == "no power in rack 7"
 
 
+async def test_a_node_that_an_administrator_expects_to_fail_stays_theirs(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    def as_hook(name: str) -> None:
+        environ = os.environ | {"SLURM_CONF": str(slurm.conf)}
+        words = [str(EXAMPLES / name), "w1", "sickbay: xid:79"]
+        assert subprocess.run(words, check=False, env=environ).returncode == 0
+
+    slurm.update("w1", "state=fail", "reason=PSU 2 dies, ann")
+    await quarantined(cluster, "w1")
+    await released(cluster, "w1")
+    as_hook("slurm-drain")
+    as_hook("slurm-undrain")
+    assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == ("IDLE+FAIL", "PSU 2 dies, ann")
+    slurm.update("w1", "state=resume")
+
+
+async def test_slurms_power_down_of_a_drained_node_is_no_persons_resume(tmp_path: Path) -> None:
+    programs = "SuspendProgram=/bin/true\nResumeProgram=/bin/true"
+    times = "SuspendTime=100000\nSuspendTimeout=600"
+    with Slurm(tmp_path, silent=0, more=f"{programs}\n{times}") as slurm:
+        cluster = cluster_of(slurm, tmp_path / "cluster.db")
+        await cluster.start()
+        await cluster.list_nodes()
+        await quarantined(cluster, "w1")
+        slurm.update("w1", "state=power_down")
+        await until(lambda: slurm.state("w1") == "IDLE+POWERING_DOWN", what=slurm.log)
+        assert await changes(cluster) == [NodeUncordoned("w1")]
+        assert not present(await cluster.read_quarantine("w1")).deleting
+        node = present(await cluster.read_node("w1"))
+        await cluster.patch_node(node, NodeChange(unschedulable=True))
+        assert slurm.state("w1") == "IDLE+DRAIN+POWERING_DOWN"
+        assert slurm.shown("w1")["Reason"] == OURS
+        await released(cluster, "w1")
+        assert slurm.state("w1") == "IDLE+POWERING_DOWN"
+        await cluster.close()
+
+
 async def conditions(cluster: SlurmCluster) -> dict[str, set[str]]:
     """The types that are in force, by node."""
     found = await cluster.list_conditions(SLURM_TYPES)

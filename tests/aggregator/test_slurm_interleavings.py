@@ -32,6 +32,7 @@ from aggregator.cluster.port import (
     Taint,
     Unreachable,
 )
+from aggregator.cluster.reboots import RebootState
 from aggregator.cluster.slurm.client import ControllerFacts
 from aggregator.cluster.slurm.cluster import SlurmCluster
 from aggregator.cluster.slurm.drain import FOREIGN, OurDrain
@@ -138,13 +139,16 @@ class FakeSlurm:
             return
         node = self.rng.choice(NODES)
         act = self.rng.choice(
-            ["drain", "same words", "reason", "resume", "undrain", "down", "lost"]
+            ["drain", "fail", "same words", "reason", "resume", "undrain", "down", "lost"]
         )
         words = self.nodes[node].reason
         if act in ("drain", "same words"):
             self._write(
                 node, words if act == "same words" and words else "fan", "admin", drain=True
             )
+        elif act == "fail":
+            self._write(node, "PSU", "admin", drain=True)
+            self.nodes[node] = replace(self.nodes[node], flags=frozenset({"FAIL"}))
         elif act == "reason" and self.nodes[node].has_drain:
             self._write(node, "mine now", "admin", drain=True)
         elif act in ("resume", "undrain"):
@@ -284,6 +288,33 @@ async def test_nothing_of_an_administrator_is_undone_and_nothing_of_ours_is_left
     tmp_path: Path,
 ) -> None:
     await expect_nothing_undone(tmp_path / "cluster.db", range(100))
+
+
+async def test_a_reboot_that_slurm_gave_up_ends_no_quarantine_and_leaves_slurms_words(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm(random.Random(1), quiet=True)
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    operation = f"n1-{slurm.now}"
+    await controller.reboot("n1")
+    # As Slurm 22.05 does it: without the drain.
+    booted = slurm.nodes["n1"].boot_time - 1
+    words = f"{slurm.nodes['n1'].reason} : reboot timed out"
+    slurm.nodes["n1"] = replace(
+        slurm.nodes["n1"], base="DOWN", flags=frozenset(), boot_time=booted, reason=words
+    )
+    await controller.observe()
+    quarantine = present(await controller.cluster.read_quarantine("n1"))
+    assert (quarantine.deleting, slurm.nodes["n1"].has_drain) == (False, True)
+    reboots = present(controller.cluster.capabilities.reboots)
+    failed = await reboots.progress("n1", operation)
+    assert (failed.state, "timed out" in failed.text) == (RebootState.FAILED, True)
+    await controller.release("n1")
+    one = slurm.nodes["n1"]
+    assert (one.has_drain, one.is_down, one.reason) == (False, True, "reboot timed out")
+    await controller.cluster.close()
 
 
 async def test_a_reason_that_slurm_kept_is_not_given_to_a_node_that_died_in_quarantine(

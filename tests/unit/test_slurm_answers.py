@@ -139,6 +139,9 @@ NODE = SlurmNode("n", "n", "IDLE", frozenset({"DRAIN"}), "sickbay: x", "root", 7
         ({"reason_user": "ann"}, Whose.ANOTHER),
         ({"reason_at": 8}, Whose.ANOTHER),
         ({"flags": frozenset()}, Whose.NOBODY),
+        # As Slurm 22.05 shows a drained node after state=power_up.
+        ({"reason": "", "reason_user": "", "reason_at": 0}, Whose.OURS),
+        ({"flags": frozenset({"FAIL"}), "reason": "PSU 2 dies"}, Whose.ANOTHER),
         ({"reason": "sickbay: x : reboot issued", "reason_at": 9}, Whose.OURS),
         (
             {"reason": "sickbay: x : reboot issued : Not responding", "reason_user": "slurm"},

@@ -40,6 +40,8 @@ _START = re.compile(r"^BOOT_TIME *= *(\S+)", re.MULTILINE)
 _USER = re.compile(r"^SlurmUser *= *([^\s(]+)", re.MULTILINE)
 #: Characters of a reason, of up to 4 bytes each: Linux runs no program with a longer argument.
 _LONGEST_WORDS = 32_000
+#: Names of nodes in one argument, of up to 253 bytes each. More are chosen from all nodes.
+_MOST_NAMED = 400
 _NO_OPTION = ("unrecognized option", "invalid option")
 
 
@@ -99,26 +101,23 @@ class SlurmPrograms:
     async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
         if names is not None and not names:
             return []
-        chosen = ",".join(sorted(checked_names(names))) if names is not None else ""
+        checked = sorted(checked_names(names or ()))
+        chosen = ",".join(checked) if len(checked) <= _MOST_NAMED else ""
         if self._scontrol_has_json is not False:
             command = ["scontrol", "--json", "show", "nodes", *([chosen] if chosen else [])]
             code, output = await self._run(command)
-            self._scontrol_has_json = not any(text in output for text in _NO_OPTION)
-            if self._scontrol_has_json:
-                if code != 0 and NO_NODE in output and names is not None and len(names) > 1:
-                    return await self._chosen_of_all(names)
-                return [] if NO_NODE in output else nodes_of(_answer(command, code, output))
-        command = ["sinfo", "--json", *(["--nodes", chosen] if chosen else [])]
-        code, output = await self._run(command)
-        if code != 0 and NO_NODE in output and names is not None:
-            return await self._chosen_of_all(names)
-        found = nodes_of(_answer(command, code, output))
+            # What a program prints has the words of administrators: only its failure is Slurm's.
+            self._scontrol_has_json = code == 0 or not any(text in output for text in _NO_OPTION)
+        if not self._scontrol_has_json:
+            command = ["sinfo", "--json", *(["--nodes", chosen] if chosen else [])]
+            code, output = await self._run(command)
+        if code != 0 and NO_NODE in output and chosen:
+            # sinfo refuses the whole list because of one name that it does not know.
+            found = await self.read_nodes()
+        else:
+            found = nodes_of(_answer(command, code, output))
         # sinfo of 22.05 prints all nodes, whatever its options are.
         return found if names is None else [one for one in found if one.name in names]
-
-    async def _chosen_of_all(self, names: Collection[str]) -> list[SlurmNode]:
-        """Slurm refuses the whole list because of one name that it does not know."""
-        return [one for one in await self.read_nodes() if one.name in names]
 
     async def read_jobs(self, node: str) -> list[SlurmJob]:
         [name] = checked_names([node])

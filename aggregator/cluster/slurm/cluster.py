@@ -42,6 +42,7 @@ from aggregator.cluster.slurm.drain import (
     OurDrain,
     Whose,
     has_changed,
+    is_ended_by_slurm,
     reason_of,
     whose,
     words_to_leave,
@@ -235,11 +236,14 @@ class SlurmCluster(LocalCluster):
             await self.record(node.name, FOREIGN, guard=guard)
             return found
         if author is Whose.NOBODY:
+            lost = ours or FOREIGN
             ours = OurDrain(
                 reason,
                 self._client.user,
                 # Slurm 24.11 keeps the reason of a drain that has ended.
-                before=found.reason if found.is_down else "",
+                before=words_to_leave(found, lost) or (found.reason if found.is_down else ""),
+                reboot=lost.reboot,
+                booted=lost.booted,
                 instance_id=found.instance_id,
                 slurm_user=self._slurm_user,
                 started=self._started,
@@ -256,7 +260,7 @@ class SlurmCluster(LocalCluster):
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
         seen = FOREIGN  # another wrote in the same moment
         if ours is not None and whose(found, ours) is Whose.OURS:
-            seen = replace(ours, at=found.reason_at)
+            seen = replace(ours, at=found.reason_at or ours.at)
         # No guard: without its time our drain has no author, and a person's RESUME would count for
         # nothing. The record of a later controller stays.
         await self.record(node.name, seen, guard=UNGUARDED, before=text)
@@ -367,9 +371,9 @@ class SlurmCluster(LocalCluster):
         """``text``: the record as it was read."""
         author = whose(one, ours)
         restarted = self._started and ours.started not in ("", self._started)
-        if author is Whose.NOBODY and (ours.foreign or restarted):
+        if author is Whose.NOBODY and (ours.foreign or restarted or is_ended_by_slurm(one, ours)):
             # The end of another's drain is no request of a person about our quarantine, nor is that
-            # of all drains when slurmctld has lost its saved state.
+            # of all drains when slurmctld has lost its saved state, or one that Slurm itself ends.
             if name in self._reported:
                 return []
             self._reported.add(name)

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from aggregator.cluster.slurm.state import SlurmNode
-from aggregator.policy.slurm_reason import is_by_slurm
+from aggregator.policy.slurm_reason import REBOOT_TIMED_OUT, condition_of, is_by_slurm
 
 PREFIX = "sickbay: "
 #: slurmctld puts this before the words that it appends to a reason (`set_node_reason`).
@@ -73,7 +73,11 @@ def whose(node: SlurmNode, ours: OurDrain | None) -> Whose:
     """The author of its drain. One that was not yet seen is ours by words and user alone."""
     if not node.has_drain:
         return Whose.NOBODY
-    return Whose.OURS if ours is not None and has_our_words(node, ours) else Whose.ANOTHER
+    if ours is None:
+        return Whose.ANOTHER
+    # Slurm 22.05 empties the reason of a drained node that it powers up. A person's has words.
+    emptied = bool(ours.at) and not (node.reason or node.reason_user or node.reason_at)
+    return Whose.OURS if emptied or has_our_words(node, ours) else Whose.ANOTHER
 
 
 def has_changed(author: Whose, ours: OurDrain | None) -> bool:
@@ -81,6 +85,14 @@ def has_changed(author: Whose, ours: OurDrain | None) -> bool:
     if ours is None or not ours.was_seen:
         return False
     return author is not (Whose.ANOTHER if ours.foreign else Whose.OURS)
+
+
+def is_ended_by_slurm(node: SlurmNode, ours: OurDrain) -> bool:
+    """Whether Slurm itself has ended our drain: it powers the node down, or gave up its boot."""
+    if node.has_drain or not has_our_words(node, ours):
+        return False
+    gave_up = condition_of(next(reversed(words_of_slurm(node, ours)), "")) == REBOOT_TIMED_OUT
+    return "POWERING_DOWN" in node.flags or (node.is_down and gave_up)
 
 
 def has_our_words(node: SlurmNode, ours: OurDrain) -> bool:

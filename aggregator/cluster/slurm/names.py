@@ -63,8 +63,10 @@ class MappedSlurm:
     async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
         if names is None:
             return self._named(await self._read_all())
+        if not self._index.node_of.keys() >= set(names):
+            await self._read_all()
         # One name that is ambiguous must not fail the read of all others.
-        nodes = [node for one in names if (node := await self._find(one))]
+        nodes = [node for one in names if (node := self._index.node_of.get(one))]
         found = self._named(await self._client.read_nodes(nodes)) if nodes else []
         # A node may have another hostname now: then its name is another agent's.
         return [one for one in found if one.name in names]

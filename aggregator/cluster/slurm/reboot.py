@@ -88,7 +88,7 @@ class SlurmReboots:
             return RebootProgress(RebootState.NONE)
         if found.boot_time > ours.booted:
             return RebootProgress(RebootState.DONE, f"Slurm shows {found.shown}, in another boot")
-        if _TIMED_OUT in words_of_slurm(found, ours):
+        if _TIMED_OUT in (*words_of_slurm(found, ours), ours.before):
             text = f"{_TIMED_OUT}: {node} was not back within ResumeTimeout of slurm.conf"
             return RebootProgress(RebootState.FAILED, text)
         if not found.boot_time:  # slurmd has to register anew

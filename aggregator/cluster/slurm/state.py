@@ -49,8 +49,10 @@ class SlurmNode:
 
     @property
     def has_drain(self) -> bool:
-        """Whether no new work starts there, since somebody has drained it."""
-        return "DRAIN" in self.flags
+        """Whether no new work starts there, since somebody has drained it, or expects it to fail:
+        a DRAIN replaces the state FAIL.
+        """
+        return not self.flags.isdisjoint({"DRAIN", "FAIL"})
 
     @property
     def is_down(self) -> bool:
