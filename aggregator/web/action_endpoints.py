@@ -85,11 +85,16 @@ class ActionEndpoints:
         gate, setup = self._access.gate, self._setup
         if gate is None or setup is None or (node and not is_node_name(node)):
             return []
+        # First the right to all nodes: its review serves each node, and a review is a request of
+        # the API server that goes before evictions.
         return [
             action.name
             for action in ACTIONS.values()
             if action.of_node is bool(node)
-            and await gate.allows(identity, *action.rights(node, setup.namespace))
+            and (
+                (node and await gate.allows(identity, *action.rights("", setup.namespace)))
+                or await gate.allows(identity, *action.rights(node, setup.namespace))
+            )
         ]
 
     async def _act(self, request: web.Request, action: PersonAction) -> web.Response:

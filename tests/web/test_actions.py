@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from aggregator.access.gate import AccessGate
+from aggregator.access.identity import UserIdentity
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import local_actions
@@ -22,6 +23,7 @@ from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.operations import begun_status, spec_of
 from aggregator.cluster.port import Action, QuarantineSpec, RepairAttempt, RepairState
+from aggregator.cluster.users import Access
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 from aggregator.web.access_guard import PageAccess
@@ -360,6 +362,28 @@ async def test_an_action_under_way_when_the_replica_stops_is_in_the_log(
     [line] = audited(caplog)
     assert (line["user"], line["action"]) == ("hall-2", "stop")
     assert line["outcome"] == "not known: the aggregator stops"
+
+
+async def test_one_review_of_a_right_serves_each_node(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"{OPERATOR},hall-2,operator\n")
+    tokens, reviewed = StaticTokens(tmp_path / "tokens"), set[Access]()
+
+    class Reviews:
+        async def allows(self, identity: UserIdentity, access: Access) -> bool:
+            reviewed.add(access)
+            return access.verb != "create"
+
+    gate = AccessGate([tokens], Reviews(), anonymous=False, actions=True)
+    setup = ActionSetup(
+        lambda _: pytest.fail("no action is requested"), list[Transition]().append, time.time
+    )
+    access = PageAccess(gate)
+    async with serving(small_fleet(Hands()), running_clocks(), access=access, actions=setup) as one:
+        for number in range(1, 9):
+            headers = {"Authorization": f"Bearer {OPERATOR}"}
+            told = json.loads(await one.text(f"/api/v1/access?node=n-{number}", 200, **headers))
+            assert told["may"] == ["release", "exempt", "unexempt", "pin", "unpin"]
+    assert not [found for found in reviewed if found.name]
 
 
 async def test_each_action_is_in_the_log_with_the_person_and_the_outcome(
