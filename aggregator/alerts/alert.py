@@ -277,8 +277,9 @@ def group(alerts: Sequence[Alert]) -> list[Alert]:
 def _as_one(members: Sequence[Alert]) -> Alert:
     first = members[0]
     nodes = tuple(dict.fromkeys(node for member in members for node in member.nodes))
-    silent = (first.kind == EventKind.AGENT_SILENT) != (first.state is AlertState.RESOLVED)
-    what = "silent" if silent else "back"
+    what = "silent" if first.kind == EventKind.AGENT_SILENT else "back"
+    if first.state is AlertState.RESOLVED:  # back, or of a node that was taken away
+        what += " no more"
     return replace(
         first,
         id=_digest(*(member.id for member in members)),

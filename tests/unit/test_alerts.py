@@ -10,8 +10,10 @@ from aggregator.alerts.alert import (
     MAX_DETAILS,
     SEVERITY,
     Alert,
+    Resolution,
     alert_of,
     dedup_key,
+    ended,
     group,
     resolves,
 )
@@ -208,6 +210,8 @@ def test_alerts_of_a_grouped_kind_are_one_at_the_place_of_the_first() -> None:
     )
     assert one.nodes == ("n1", "n2", "n3")
     assert one.summary == "3 agents are silent: n1, n2, n3"
+    over = [ended(each, Resolution("", frozenset(), at=1.0)) for each in silent]
+    assert group(over)[0].summary == "3 agents are silent no more: n1, n2, n3"
     assert one.id not in {each.id for each in silent}
     assert group(silent[:2])[0].id != one.id
     assert {K.AGENT_SILENT, K.AGENT_BACK} == GROUPED
