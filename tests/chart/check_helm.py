@@ -104,6 +104,14 @@ def test_kustomize_makes_the_same_objects_with_the_definition_too(
         ({"agent": {"tolerations": None}}, ["/agent", "missing property 'tolerations'"]),
         ({"aggregator": {"config": {"marks": "x"}}}, ["/aggregator/config/marks", "got string"]),
         ({"aggregator": {"config": {"mode": "dranin"}}}, ["/aggregator/config/mode"]),
+        # What the pod's ports, Services and probes can't follow: they would kill a healthy pod.
+        *(
+            ({"aggregator": {"config": {"listen": {key: value}}}}, [f"/config/listen/{key}"])
+            for key, value in (
+                *(("grpc", "0.0.0.0:9443"), ("web", "0.0.0.0:9090"), ("web", "127.0.0.1:8080")),
+                ("insecure_plaintext", True),
+            )
+        ),
         ({"aggregator": {"config": {"conditions": [{}]}}}, ["/conditions/0", "property 'type'"]),
         ({"aggregator": {"config": {"conditions": [{"type": "a'b"}]}}}, ["/conditions/0/type"]),
         (
