@@ -261,7 +261,7 @@ def _or_else(
         return written
     try:
         return check(found)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         top.problem(key, f"${key.upper()} {error}", expected)
         return None
 

@@ -146,7 +146,9 @@ class Table:
         ]
 
     def read(self, name: str, default: T, parse: Callable[[Any], T], expected: str) -> T:
-        """``parse`` of the key's value, or ``default``. A ValueError of ``parse`` is a problem."""
+        """``parse`` of the key's value, or ``default``. A ValueError of ``parse`` is a problem, and
+        an OSError, of a path that can't be read, is one too.
+        """
         self._known.add(name)
         if name not in self._content:
             return default
@@ -154,7 +156,9 @@ class Table:
             return parse(self._content[name])
         except ValueError as error:
             self.problem(name, str(error), expected)
-            return default
+        except OSError as error:
+            self.problem(name, f"can't be read: {error.strerror or error}", expected)
+        return default
 
     def skip(self) -> None:
         """Mark all keys here as known, because another reader takes them."""

@@ -81,6 +81,14 @@ BAD = [
     ('[aggregator]\nca_file = "/nope"', 2, "aggregator.ca_file", "/nope is not there", "file"),
     ('[aggregator]\ntoken_file = "/nope"', 2, "aggregator.token_file", "is not there", "file"),
     ('[aggregator]\ntoken_file = "/etc"', 2, "aggregator.token_file", "is a directory", "file"),
+    (f'state_dir = "/{"a" * 300}"', 1, "state_dir", "File name too long", "a directory"),
+    (
+        f'[aggregator]\ntoken_file = "/{"a" * 300}"',
+        2,
+        "aggregator.token_file",
+        "File name too long",
+        "file",
+    ),
     ('[aggregator]\ntoken_file = "t"', 2, "aggregator.token_file", "not absolute", "absolute"),
     (
         '[aggregator]\nca_file = "/etc/passwd"\ncert_file = "/etc/passwd"',
@@ -226,6 +234,8 @@ def test_the_port_for_metrics_may_come_from_the_environment(file: Path) -> None:
     first, second = problems(file, "", wrong)
     assert "metrics_listen: $METRICS_LISTEN" in first
     assert "metrics_token_file: $METRICS_TOKEN_FILE /nowhere is not there" in second
+    [unreadable] = problems(file, "", environ | {"METRICS_TOKEN_FILE": f"/{'a' * 300}"})
+    assert "File name too long" in unreadable
 
 
 def test_a_bad_node_name_from_the_environment_is_told_without_a_line(file: Path) -> None:
