@@ -97,9 +97,9 @@ def _listen(fleet: Fleet, known: Known, stop: asyncio.Event) -> None:
             fleet.let_happen(event)
 
     def read() -> None:
-        for line in sys.stdin:
+        for line in sys.stdin.buffer:  # any bytes: an exception here would end the thread
             if line.strip():
-                loop.call_soon_threadsafe(take, line)
+                loop.call_soon_threadsafe(take, line.decode(errors="backslashreplace"))
         loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=read, name="stdin", daemon=True).start()

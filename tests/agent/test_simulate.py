@@ -227,12 +227,13 @@ async def test_each_node_shows_its_own_certificate(tmp_path: Path) -> None:
 
 
 async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
-    aggregator: FakeAggregator, start: Start
+    aggregator: FakeAggregator, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in a locale such as en_US.UTF-8
     simulator = start("--nodes", "2")
     streams = await all_here(aggregator, 2)
     for line in (
-        b"nonsense\n",
+        b"nonsense \xff\n",
         b"[]\n",
         b'{"node": "sim-0003", "fault": "xid:79"}\n',
         b'{"fault": "xid:seventy"}\n',
