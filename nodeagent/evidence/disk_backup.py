@@ -5,6 +5,7 @@ gRPC's threads. One that hangs is left where it hangs.
 """
 
 import asyncio
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -72,7 +73,7 @@ class DiskBackup:
     """Copies the state file to the disk in a child process: rarely, one at a time, never awaited.
 
     ``changed`` requests a copy. It starts at most every ``interval`` seconds, and not while the
-    earlier one still runs; then the next starts when that ends.
+    earlier one still runs; then the next starts when that ends. One that fails is tried again.
     """
 
     def __init__(self, source: Path, folder: Path, *, interval: float = 30.0) -> None:
@@ -95,8 +96,11 @@ class DiskBackup:
         self._wanted = True
         self._start_if_due()
 
-    def close(self) -> None:
-        """Start a last copy if one is wanted; a child is left to end by itself."""
+    def close(self, patience: float = 2.0) -> None:
+        """Make a last copy if one is wanted; a child that hangs is left to end by itself.
+
+        It waits, because whoever ends a service ends its other processes with the first one.
+        """
         self._resting = False
         self._start_if_due()
         self._closed = True
@@ -104,6 +108,8 @@ class DiskBackup:
             # Standard output is closed when the child has written its last and has not quite ended.
             if self._child.stdout is not None and not self._child.stdout.closed:
                 asyncio.get_running_loop().remove_reader(self._child.stdout)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(patience)
             _forget(self._child)
             self._child = None
 
@@ -121,6 +127,7 @@ class DiskBackup:
             )
         except OSError as error:
             self.problem = f"the copy of the state on disk cannot be made: {error}"
+            self._wanted = True
             return
         self._child = child
         assert child.stdout is not None
@@ -148,6 +155,7 @@ class DiskBackup:
         reason = _last_line(words) or f"status {child.returncode}"
         failed = f"no copy of the state in {self._arguments[1]}: {reason}"
         self.problem = failed if child.returncode else ""
+        self._wanted |= bool(child.returncode)
         if not self._closed:
             self._child = None
             self._start_if_due()
