@@ -92,7 +92,7 @@ class DiskMounts:
 SPEC = CheckSpec(
     name=NAME,
     sees="an expected mount that is not there; a remote filesystem that hangs or refuses",
-    source="/proc/self/mountinfo; statvfs in a child process, the one that disk-space uses too",
+    source="/proc/self/mountinfo; statvfs and stat in a child process, shared with disk-space",
     cost="0.2 ms of CPU every 30 s; 12 ms with remote filesystems",
     blind_to="pod volumes; faults of a server that answers; whether the right thing is mounted",
     interval=30.0,

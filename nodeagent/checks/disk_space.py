@@ -159,7 +159,7 @@ class DiskSpace:
 SPEC = CheckSpec(
     name=NAME,
     sees="a filesystem that is full or out of inodes, or that no longer answers",
-    source="/proc/self/mountinfo; statvfs in a child process, remote ones in a second",
+    source="/proc/self/mountinfo; statvfs and stat in a child process, remote ones in a second",
     cost="12 ms of CPU a minute, shared with disk-write; as much again for remote filesystems",
     blind_to="quotas; filesystems of containers and volumes of pods, local ones included; a "
     "tmpfs or a loop device unless named in mounts",

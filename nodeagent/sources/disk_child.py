@@ -71,9 +71,17 @@ def _write_line(line: str) -> None:
 
 
 def space(path: bytes) -> str:
-    """Space and inodes, as df counts them."""
+    """Space and inodes, as df counts them, of a filesystem that still reads its root.
+
+    XFS that has shut down after an error still counts, and so may others.
+    """
     with _Step("statvfs"):
         fs = posix.statvfs(path)
+    with _Step("stat"):
+        try:  # noqa: SIM105  contextlib costs memory
+            posix.stat(path)
+        except PermissionError:
+            pass  # a user's own FUSE
     unit = fs.f_frsize or fs.f_bsize
     used = (fs.f_blocks - fs.f_bfree) * unit
     return f"space {fs.f_blocks * unit} {used} {fs.f_bavail * unit} {fs.f_files} {fs.f_favail}"

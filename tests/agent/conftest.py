@@ -82,13 +82,16 @@ def frozen_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def filer(tmp_path: Path) -> Iterator[Filer]:
-    """A remote filesystem and its server; while the server is stopped, a read of it waits."""
+def filer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filer]:
+    """A remote filesystem and its server; while the server is stopped, a read of it waits.
+
+    A parameter is the error of its root.
+    """
     if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("umount") is None:
         pytest.skip("needs root, /dev/fuse and umount")
     point = tmp_path / "home"
     point.mkdir()
-    command = [sys.executable, fuse_server.__file__, str(point)]
+    command = [sys.executable, fuse_server.__file__, str(point), str(getattr(request, "param", 0))]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stdout.readline() == "mounted\n"

@@ -1,7 +1,8 @@
 """A remote filesystem in miniature: a FUSE process that answers statvfs, while it runs.
 
-``python fuse_server.py POINT`` mounts "fuse.sshfs" at POINT (root only, no libfuse) and serves
-until it is killed; stopped by SIGSTOP it is a server that is away. Protocol: linux/fuse.h, 7.31.
+``python fuse_server.py POINT [ERRNO]`` mounts "fuse.sshfs" at POINT (root only, no libfuse) and
+serves until it is killed; stopped by SIGSTOP it is a server that is away. With ERRNO the root can't
+be read, while statvfs is answered. Protocol: linux/fuse.h, 7.31.
 """
 
 import ctypes
@@ -36,10 +37,12 @@ def mount(point: str, file: int) -> None:
         sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
 
 
-def answer(opcode: int) -> tuple[int, bytes]:
+def answer(opcode: int, refusal: int) -> tuple[int, bytes]:
     match opcode:
         case 26:  # INIT
             return 0, struct.pack("=IIIIHHII", 7, 31, 65536, 0, 12, 9, 65536, 1) + bytes(36)
+        case 3 if refusal:
+            return -refusal, b""
         case 3:  # GETATTR of the root
             attributes = struct.pack("=6Q10I", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, 0, 0, 0, 0, 0)
             return 0, struct.pack("=QII", 0, 0, 0) + attributes
@@ -49,7 +52,7 @@ def answer(opcode: int) -> tuple[int, bytes]:
             return -ENOSYS, b""
 
 
-def main(point: str) -> None:
+def main(point: str, refusal: str = "0") -> None:
     file = os.open("/dev/fuse", os.O_RDWR)
     mount(point, file)
     print("mounted", flush=True)
@@ -60,9 +63,9 @@ def main(point: str) -> None:
             return  # unmounted
         _, opcode, unique = struct.unpack_from("=IIQ", request)
         if opcode not in (FORGET, INTERRUPT, BATCH_FORGET):
-            error, body = answer(opcode)
+            error, body = answer(opcode, int(refusal))
             os.write(file, struct.pack("=IiQ", 16 + len(body), error, unique) + body)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 """Expected mounts, and a remote filesystem that goes away: a FUSE process that is stopped."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -107,6 +108,24 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
 
 
 @pytest.mark.root
+@pytest.mark.parametrize(
+    ("filer", "verdict"),
+    [
+        (errno.EIO, (Status.FAILED, "io-error")),
+        (errno.ESTALE, (Status.FAILED, "stale")),
+        (errno.EACCES, OK),
+    ],
+    indirect=["filer"],
+)
+async def test_a_filesystem_that_counts_and_does_not_read_its_root_has_failed(
+    filer: Filer, disks: Sources, verdict: tuple[Status, str]
+) -> None:
+    """As XFS does that has shut down after an error."""
+    assert os.statvfs(filer.point).f_blocks
+    check = built(disk_mounts.SPEC, disks, options(disk_mounts.SPEC))
+    assert verdicts(await check.run_check())[str(filer.point)] == verdict
+
+
 async def test_a_remote_filesystem_may_be_left_out(filer: Filer, disks: Sources) -> None:
     point, _ = filer
     check = built(disk_mounts.SPEC, disks, options(disk_mounts.SPEC))
