@@ -126,7 +126,6 @@ class _Base:
             admission=settings.limits,
             policy=given.policy,
             node_registry=registry,
-            fleet=fleet,
             event_sink=self.event_sink,
             clocks=clocks,
         )
@@ -145,7 +144,6 @@ class _Base:
         self.queue = queue = WorkQueue(self.record_writer)
         self.network = NetworkTracker(
             node_registry=registry,
-            fleet=fleet,
             event_sink=self.event_sink,
             clocks=clocks,
             labels=settings.common.domain_labels,
@@ -154,7 +152,7 @@ class _Base:
         )
         self.own_evidence = OwnEvidence(registry, queue)
         measurements = (
-            OutlierTracker(node_registry=registry, fleet=fleet, evidence=self.own_evidence),
+            OutlierTracker(node_registry=registry, evidence=self.own_evidence),
             PrecursorTracker(fleet, self.own_evidence),
         )
         self.trackers = FleetTrackers(self.causes, self.network, measurements)
@@ -220,9 +218,7 @@ class _Acts:
         )
         self.restorer = MarkRestorer(acts=acts, rules=settings.marks)
         self.start_checks = RepairStartChecks(
-            cluster=cluster,
-            switch=base.switch,
-            clocks=clocks,
+            acts=acts,
             drain=settings.drain,
             proposals=self.proposals,
             test_namespace=settings.repair.test_namespace,
@@ -253,7 +249,6 @@ class _Acts:
             clocks=clocks,
             settings=settings.repair,
             registry=registry,
-            fleet=given.fleet,
         )
         self.node_tests = NodeTestReconciler(
             shared=tests,
@@ -287,7 +282,6 @@ def build_controller(
         queue=base.queue,
         reports=base.reports,
         policy=policy,
-        clocks=clocks,
         silent_after=settings.silence.silent_after,
         trackers=base.trackers,
         recording=evidence_recording,
@@ -376,7 +370,6 @@ def _worker(
         policy=given.policy,
         pools=base.pools,
         reports=base.reports,
-        clocks=given.clocks,
         cause_tracker=base.causes,
         queue=base.queue,
         silent_action=given.settings.silence.silent_action,
@@ -415,7 +408,6 @@ def _parts(
         pools=base.pools,
     )
     report = FleetReport(
-        fleet=fleet,
         registry=registry,
         record_writer=base.record_writer,
         pools=base.pools,
@@ -443,7 +435,6 @@ def _parts(
             cluster=cluster,
             node_registry=registry,
             reports=base.reports,
-            clocks=clocks,
             queue=queue,
             rng=given.rng,
         ),
@@ -452,7 +443,6 @@ def _parts(
             cluster=cluster,
             rules=settings.conditions,
             node_registry=registry,
-            fleet=fleet,
             queue=queue,
             clocks=clocks,
             switch=base.switch,

@@ -65,6 +65,7 @@ class Bench:
         reports: Any = SimpleNamespace(
             emit_event=lambda _, kind, text, *__: self.reported.append(f"{kind.value}: {text}"),
             stages=StageTimes(),
+            clocks=Clocks(loop.time, loop.time),
         )
         queue: Any = self.queue
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -78,7 +79,6 @@ class Bench:
             queue=queue,
             reports=reports,
             policy=POLICY,
-            clocks=Clocks(loop.time, loop.time),
             silent_after=SILENT_AFTER,
             trackers=trackers,
             recording=recorder(

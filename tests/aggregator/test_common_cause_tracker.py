@@ -32,7 +32,6 @@ class Bench:
             admission=Limits(cooldown=900.0, after_upgrade=120.0),
             policy=POLICY,
             node_registry=self.node_registry,
-            fleet=self.fleet,
             event_sink=self.notes,
             clocks=Clocks(self.clock, self.clock),
         )

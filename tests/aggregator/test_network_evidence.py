@@ -79,7 +79,6 @@ class Desk:
         self.evaluated: list[str] = []
         self.made: Any = NetworkTracker(
             node_registry=self.registry,
-            fleet=self.fleet,
             event_sink=self.notes,
             clocks=Clocks(loop.time, lambda: 5000.0),
             labels=("rack",),

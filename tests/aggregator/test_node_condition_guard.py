@@ -90,7 +90,6 @@ def made(doubts: Doubts) -> tuple[NodeConditionPublisher, Recorder, NodeRegistry
         cluster=cluster,
         rules=[RULE],
         node_registry=registry,
-        fleet=fleet,
         queue=queue,
         clocks=Clocks(lambda: 50.0, lambda: 1000.0),
         switch=switch,

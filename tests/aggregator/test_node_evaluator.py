@@ -57,13 +57,12 @@ class Bench:
             else:
                 self.acted.append(f"{kind.value}: {text}")
 
-        reports: Any = SimpleNamespace(stages=told.stages, emit_event=emit_event)
+        reports: Any = SimpleNamespace(stages=told.stages, emit_event=emit_event, clocks=clocks)
         queue: Any = SimpleNamespace(evaluate=self._evaluate)
         self.made: Any = NodeEvaluator(
             policy=POLICY,
             pools=all_in_mode(mode),
             reports=reports,
-            clocks=clocks,
             cause_tracker=tracker,
             queue=queue,
         )

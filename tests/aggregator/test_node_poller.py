@@ -82,12 +82,12 @@ class Bench:
     told: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.node_registry = NodeRegistry(FleetState(), "", clocks=Clocks(self.now, self.now))
+        self.clocks = Clocks(self.now, self.now)
+        self.node_registry = NodeRegistry(FleetState(), "", clocks=self.clocks)
         self.poller = NodePoller(
             cluster=cast(Any, self),
             node_registry=self.node_registry,
             reports=cast(Any, self),
-            clocks=Clocks(self.now, self.now),
             queue=cast(
                 Any,
                 SimpleNamespace(

@@ -40,7 +40,6 @@ from aggregator.quarantine.decide.symptoms import (
     target_of,
     what_of,
 )
-from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.rfc3339 import span, time_of_day
@@ -77,7 +76,6 @@ class CommonCauseTracker:
     _admission: Limits
     _policy: Policy
     _registry: NodeRegistry = field(alias="node_registry")
-    _fleet: FleetState
     _event_sink: EventSink
     _clocks: Clocks
 
@@ -282,7 +280,7 @@ class CommonCauseTracker:
     def causes(self) -> Mapping[str, OpenCause]:
         """The causes that are open now, for admission: counted anew where symptoms have changed."""
         self.find_causes()
-        named = self._fleet.causes
+        named = self._registry.fleet.causes
         return {
             ident: named.get(ident, cause).for_admission() for ident, cause in self._open.items()
         }
@@ -291,9 +289,9 @@ class CommonCauseTracker:
         """Count anew, and report causes that have opened or are over."""
         opened, ended = self._common.find_causes(self._clocks.now())
         if not (self._open or ended):
-            self._fleet.causes = {}
+            self._registry.fleet.causes = {}
             return  # as nearly always: no fabric has an event either
-        self._fleet.causes = self._origins.update(self._common.open.values())
+        self._registry.fleet.causes = self._origins.update(self._common.open.values())
         reports = [(cause, None) for cause in opened if not cause.fabric]
         for cause, origin in (*reports, *self._origins.due()):
             text = f"common cause: {cause.reason}"
@@ -312,14 +310,14 @@ class CommonCauseTracker:
         now = self._clocks.trusted_wall()
         window, cooldown = self._admission.window, self._admission.cooldown
         counted = record.pruned(now, window=window, cooldown=cooldown)
-        self._fleet.admitted_lately = len(counted.admissions)
+        self._registry.fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
         until = f"until {time_of_day(found.at + cooldown)}: {found.because}" if found else ""
         if self._cooldown_reported.is_due("it is cooling down" if until else ""):
             kind = EventKind.COOLDOWN if until else EventKind.COOLDOWN_OVER
             text = f"no new quarantine is admitted {until}" if until else "admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
-        self._fleet.cooling = until
+        self._registry.fleet.cooling = until
 
     def _note(
         self, kind: EventKind, cause: CommonCause, text: str, origin: Origin | None = None

@@ -23,7 +23,6 @@ from aggregator.policy.network.triangulate import PEERS, Triangulation
 from aggregator.policy.network.verdict import CHECK, UNREACHABLE_SILENT, Finding, NetworkVerdict
 from aggregator.quarantine.decide.admission import Limits, quorum
 from aggregator.quarantine.decide.common_cause import LEAST
-from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -57,7 +56,6 @@ class NetworkTracker:
     """
 
     _node_registry: NodeRegistry
-    _fleet: FleetState
     _event_sink: EventSink
     _clocks: Clocks
     _labels: Iterable[str]
@@ -222,7 +220,7 @@ class NetworkTracker:
 
     def assign_targets(self) -> None:
         """Report subjects that are newly blamed, and those that are blamed no more."""
-        before = self._fleet.network
+        before = self._node_registry.fleet.network
         now = {verdict.subject: verdict for verdict in self._network.verdicts()}
         for subject, verdict in now.items():
             if subject in before:
@@ -232,7 +230,7 @@ class NetworkTracker:
         for subject in before.keys() - now.keys():
             text = f"{subject} is blamed no more"
             self._note_verdict(EventKind.NETWORK_CLEARED, before[subject], text)
-        self._fleet.network = now
+        self._node_registry.fleet.network = now
 
     def _note_verdict(self, kind: EventKind, verdict: NetworkVerdict, text: str) -> None:
         details = {"blamed": verdict.kind, "name": verdict.name, "nodes": ", ".join(verdict.nodes)}

@@ -16,7 +16,6 @@ from aggregator.quarantine.correlation.measurements import (
     ends_component,
     findings_in_quarantine,
 )
-from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 
 
@@ -25,49 +24,49 @@ class OutlierTracker:
     """Implements `MeasurementTracker`."""
 
     _registry: NodeRegistry = field(alias="node_registry")
-    _fleet: FleetState
     _evidence: NodeEvidence
     _findings: OpenFindings = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         over = "as the others of the pool again"
         self._findings = OpenFindings(CHECK, over, self._evidence)
+        self._measurements = self._registry.fleet.measurements
 
     def on_connect(self, node: str) -> None:
         """A new stream of the node: its series are numbered anew."""
-        self._fleet.measurements.begin(node)
+        self._measurements.begin(node)
 
     def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Take the values, and evaluate the node by them. ``at`` is monotonic seconds."""
         if measured.series and measured.known == 0:
-            self._fleet.measurements.begin(node)  # within a stream, after a resync
-        if self._fleet.measurements.size(node) != measured.known:
+            self._measurements.begin(node)  # within a stream, after a resync
+        if self._measurements.size(node) != measured.known:
             return  # the node was forgotten within this stream: its next one begins anew
         pool = self._registry.pool_of(node)
-        self._fleet.measurements.move(node, pool)
+        self._measurements.move(node, pool)
         changes: list[OutlierChange] = []
         if measured.series:
-            self._fleet.measurements.add_series(node, pool, measured.series)
-            changes += self._fleet.measurements.restore(
-                node, findings_in_quarantine(self._fleet, node, CHECK), at
+            self._measurements.add_series(node, pool, measured.series)
+            changes += self._measurements.restore(
+                node, findings_in_quarantine(self._registry.fleet, node, CHECK), at
             )
-        self._fleet.measurements.update(node, measured.values, measured.absent)
-        changes += self._fleet.measurements.evaluate(node, at)
+        self._measurements.update(node, measured.values, measured.absent)
+        changes += self._measurements.evaluate(node, at)
         self._report(node, changes, at)
 
     def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
         """Positive signs that an agent has sent."""
         for sign in signs:
             if ends_component(sign):
-                self._report(node, self._fleet.measurements.dismiss(node, sign.component), at)
+                self._report(node, self._measurements.dismiss(node, sign.component), at)
 
     def silent(self, node: str) -> None:
         """The node's agent has left: its last values are no measurements."""
-        self._fleet.measurements.drop_values(node)
+        self._measurements.drop_values(node)
 
     def forget_node(self, node: str) -> None:
         """The node is gone, or another replica's."""
-        self._fleet.measurements.forget(node)
+        self._measurements.forget(node)
         self._findings.forget(node)
 
     def _report(self, node: str, changes: list[OutlierChange], at: float) -> None:

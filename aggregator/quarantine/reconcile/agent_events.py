@@ -9,7 +9,6 @@ from typing import Protocol
 
 from attrs import define, field
 
-from aggregator.clock import Clocks
 from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
@@ -46,7 +45,6 @@ class AgentEventHandler:
     _queue: WorkQueue
     _reports: NodeReports
     _policy: Policy
-    _clocks: Clocks
     _silent_after: float
     _trackers: FleetTrackers
     _recording: EvidenceRecording | None
@@ -65,7 +63,7 @@ class AgentEventHandler:
         """An authenticated stream was refused at its Hello: its node is as good as silent."""
         agent = self._registry.node_state(node).agent
         agent.refuse(reason)
-        agent.note_attempt(self._clocks.now())
+        agent.note_attempt(self._reports.clocks.now())
 
     def on_connect(self, hello: Hello, line: AgentLine) -> None:
         """An authenticated stream has sent Hello; its snapshot follows.
@@ -74,7 +72,7 @@ class AgentEventHandler:
         """
         node_state = self._registry.node_state(hello.node)
         agent, is_new = node_state.agent, node_state.agent.health is None
-        agent.connect(hello, self._clocks.now())
+        agent.connect(hello, self._reports.clocks.now())
         if is_new:
             self._network_tracker.renew(node_state)
         self._registry.count(node_state.node)
@@ -199,7 +197,7 @@ class AgentEventHandler:
         node_state = self._registry.node_state(node)
         node_state.agent.disconnect()
         if node_state.agent.was_received:
-            node_state.agent.note_message(self._clocks.now())
+            node_state.agent.note_message(self._reports.clocks.now())
         else:  # no report now: an agent that is refused at each attempt falls silent
             node_state.agent.refuse(f"no snapshot of it was accepted: {reason}")
         node_state.work.refuse_waiters()
@@ -220,7 +218,7 @@ class AgentEventHandler:
         """The node is another Node than its agent's: end the stream, and discard its evidence."""
         whose = f" with UID {node_state.agent.claimed}" if node_state.agent.claimed else ""
         text = f"its agent reported for another Node of this name{whose}, which is gone"
-        node_state.discard_evidence(self._policy, self._clocks.now())
+        node_state.discard_evidence(self._policy, self._reports.clocks.now())
         self._registry.count(node_state.node)
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node_state.node)
@@ -246,7 +244,7 @@ class AgentEventHandler:
         node_state.agent.set_conflict(detail)
         if not detail and node in self._unrecorded:
             if node in self._lines:
-                self._record_base(node_state, self._clocks.now())
+                self._record_base(node_state, self._reports.clocks.now())
             else:
                 self._unrecorded.discard(node)
                 if self._recording is not None:

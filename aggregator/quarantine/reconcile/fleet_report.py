@@ -6,13 +6,12 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission import Limits, quorum
-from aggregator.quarantine.state.fleet import FleetState, PoolUse
+from aggregator.quarantine.state.fleet import PoolUse
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class FleetReport:
-    _fleet: FleetState
     _registry: NodeRegistry
     _record_writer: AdmissionRecordWriter
     _pools: NodePools
@@ -24,9 +23,9 @@ class FleetReport:
         """Once a round; silent nodes count towards common causes."""
         await self._causes.count_silence()
         entries = self._record_writer.record.entries
-        self._fleet.record_entries = len(entries)
-        self._fleet.absent_entries = len(self._registry.absent & entries.keys())
-        self._fleet.repairing = len(self._record_writer.record.repairs)
+        self._registry.fleet.record_entries = len(entries)
+        self._registry.fleet.absent_entries = len(self._registry.absent & entries.keys())
+        self._registry.fleet.repairing = len(self._record_writer.record.repairs)
         self._record_writer.go_round()
         self._update_pools()
         self.update_quorum()
@@ -37,7 +36,7 @@ class FleetReport:
         if not self._pools.pools:
             return
         budget, cooldown = self._record_writer.pool_budget(), self._limits.cooldown
-        self._fleet.pool_use = {
+        self._registry.fleet.pool_use = {
             name: PoolUse(
                 budget.in_quarantine(name), budget.lately(name), budget.cooling(name, cooldown)
             )
@@ -47,5 +46,5 @@ class FleetReport:
     def update_quorum(self) -> bool:
         """Returns whether too few agents have reported for new admissions."""
         waiting = quorum(self._limits, self._registry.size())
-        self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
+        self._registry.fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
         return waiting is not None

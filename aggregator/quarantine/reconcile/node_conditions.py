@@ -27,7 +27,6 @@ from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule, condition_of
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -51,7 +50,6 @@ class NodeConditionPublisher:
     _cluster: Cluster
     _rules: Sequence[NodeConditionRule]
     _registry: NodeRegistry = field(alias="node_registry")
-    _fleet: FleetState
     _queue: WorkQueue
     _clocks: Clocks
     _switch: StopSwitch
@@ -122,7 +120,7 @@ class NodeConditionPublisher:
             wanted = _condition(rule, node_state)
             if wanted is None or (rule.type not in known and not wanted.unhealthy):
                 continue
-            if wanted.unhealthy and (self._fleet.stop or node_state.decision.exempt):
+            if wanted.unhealthy and (self._registry.fleet.stop or node_state.decision.exempt):
                 continue
             if rule.type not in known or known[rule.type].status != wanted.status:
                 changes[rule.type] = wanted

@@ -46,7 +46,7 @@ class NodeTestRounds:
         self._shared, self._store = self.reconciler.shared, self.reconciler.checks.store
         self._nodes, self._reports = self._shared.nodes, self.reconciler.reports
         self._idle_choice = IdleNodeChoice(shared=self._shared, checks=self.reconciler.checks)
-        self._shared.fleet.last_tests = self._shared.last
+        self._shared.registry.fleet.last_tests = self._shared.last
 
     async def run(self) -> None:
         """For ever. The list of all nodes has a task of its own, since it may take long."""

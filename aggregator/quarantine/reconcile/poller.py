@@ -19,7 +19,6 @@ import random
 
 from attrs import define, field
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster, ClusterError, Node, Phase
 from aggregator.events import EventKind
 from aggregator.policy.silent_agent import worst_failing
@@ -64,7 +63,6 @@ class NodePoller:
     _cluster: Cluster
     _registry: NodeRegistry = field(alias="node_registry")
     _reports: NodeReports
-    _clocks: Clocks
     _queue: WorkQueue
     _rng: random.Random
     #: How many nodes wait for others.
@@ -81,7 +79,7 @@ class NodePoller:
 
     async def _due(self) -> list[NodeState]:
         """The nodes of one round: drains come first, and no storm of silence puts them off."""
-        now, waiting, polled = self._clocks.now(), 0, []
+        now, waiting, polled = self._reports.clocks.now(), 0, []
         async for some in self._registry.slices():
             for node_state in some:
                 if not _may_be_due(node_state):
@@ -100,7 +98,7 @@ class NodePoller:
         node_state.work.note_poll(now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER))
 
     def _is_due(self, node_state: NodeState) -> bool:
-        now = self._clocks.now()
+        now = self._reports.clocks.now()
         waited = now - node_state.work.polled_at
         if not self._queue.holds_lease():
             return False
@@ -113,7 +111,7 @@ class NodePoller:
         return waited >= SILENT_EVERY and bool(failing_in_silence(node_state))
 
     async def poll_node(self, node_state: NodeState) -> None:
-        now, waits = self._clocks.now(), waits_for_its_node(node_state)
+        now, waits = self._reports.clocks.now(), waits_for_its_node(node_state)
         node_state.work.note_poll(now)
         if not waits and _is_drained(node_state):
             self._put_off(node_state, now)
@@ -164,7 +162,7 @@ class NodePoller:
         last = failing_in_silence(node_state)
         if not last or node_state.agent.silent_failing or node.ready is not True:
             return
-        node_state.agent.note_failing(last, self._clocks.now())
+        node_state.agent.note_failing(last, self._reports.clocks.now())
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
         self._reports.emit_event(node_state, EventKind.SILENT_FAILING, text)
         self._queue.evaluate(node_state)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Phase, Quarantine
 from aggregator.events import EventKind
 from aggregator.policy.evaluate import Incident
@@ -230,7 +229,6 @@ class NodeEvaluator:
     _policy: Policy
     _pools: NodePools
     _reports: NodeReports
-    _clocks: Clocks
     _cause_tracker: CommonCauseTracker
     _queue: WorkQueue
     _silent_action: str = "observe"
@@ -241,8 +239,8 @@ class NodeEvaluator:
         The queue alone calls it. All others request an evaluation from the queue.
         """
         arrived, before = node_state.work.begin_evaluation(), node_state.decision.incidents
-        now = self._clocks.now()
-        wall = self._clocks.earliest()
+        now = self._reports.clocks.now()
+        wall = self._reports.clocks.earliest()
         for message in node_state.show_requests(wall):
             self._reports.emit_event(node_state, EventKind.REQUESTED, message)
         mode = self._pools.most_of(node_state, wall)
@@ -253,7 +251,7 @@ class NodeEvaluator:
         wanted = node_state.decision.wanted
         self._reports.stages.note_decision(
             node_state.node,
-            self._clocks.now(),
+            self._reports.clocks.now(),
             acts=wanted is not None and wanted.in_force is not Action.OBSERVE,
             arrived=arrived,
         )
@@ -270,7 +268,7 @@ class NodeEvaluator:
         node_state.decision.set_timer(timer)
         if self._waits_for_labels(node_state) and node_state.decision.wanted is not None:
             node_state.work.request_read()  # the next list may be three minutes away
-        node_state.work.add_evaluation_cost(self._clocks.now() - now)
+        node_state.work.add_evaluation_cost(self._reports.clocks.now() - now)
 
     def _waits_for_labels(self, node_state: NodeState) -> bool:
         """Whether its mode is not known yet: it has just joined, or this process has just begun."""

@@ -144,7 +144,7 @@ class NodeTestCase(OperationCase):
         shared, checks = self._shared, self._checks
         pods = await shared.cluster.pods_on(self.node, background=True)
         profiles, kinds = shared.settings.test_profiles, shared.settings.node_owner_kinds
-        how = shared.fleet.how
+        how = shared.registry.fleet.how
         why = why_refused(self.node, pods, test.profile, profiles, how=how, owner_kinds=kinds)
         if not why:
             return False

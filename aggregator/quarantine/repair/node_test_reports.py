@@ -54,7 +54,7 @@ class NodeTestReports:
 
     def emit_refused(self, name: str, test: NodeTest) -> None:
         """A person's request was refused, so that its test has ended before it began."""
-        self._shared.fleet.stages.note_test(BY_HAND, test.state.value)
+        self._shared.registry.fleet.stages.note_test(BY_HAND, test.state.value)
         details = {**as_details(test), "outcome": test.state.value}
         text = f"test {test.profile} of the {node_kind(test)} is {test.message}"
         self._emit(name, EventKind.REPAIR_ENDED, text, details)
@@ -69,7 +69,7 @@ class NodeTestReports:
         """The end is durable, with the removal of the taint. ``details``: by the repairer."""
         passed, rules = test.state is RepairState.SUCCEEDED, self._shared.rules
         reason = BY_HAND if test.request else test.reason or NEW_NODE
-        self._shared.fleet.stages.note_test(reason, test.state.value)
+        self._shared.registry.fleet.stages.note_test(reason, test.state.value)
         reply = f": {test.message}" if test.message else ""
         words = _IN_WORDS.get(test.state, "gave no verdict about it")
         opened = passed and rules.remove_taint and not test.reason
@@ -94,7 +94,7 @@ class NodeTestReports:
 
     def show(self, watched: Mapping[str, WatchedNode]) -> None:
         """Give the page and the metrics the state of our own nodes."""
-        self._shared.fleet.node_tests = {
+        self._shared.registry.fleet.node_tests = {
             name: self._view_of(one)
             for name, one in watched.items()
             if self._shared.may_act()
@@ -120,7 +120,7 @@ class NodeTestReports:
         """The line about each node of ours that has the startup taint."""
         lines = {
             name: why_untested(view.test, view.held, needs_person=view.needs_person)
-            for name, view in self._shared.fleet.node_tests.items()
+            for name, view in self._shared.registry.fleet.node_tests.items()
             if view.tainted and not view.passed
         }
         for name in self._untested | lines.keys():

@@ -9,7 +9,6 @@ from aggregator.cluster.port import Cluster, NodeTestCondition
 from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.repair.engine import OperationEngine
 from aggregator.quarantine.repair.protocol import RepairSettings
-from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.backoff import Backoff
 
@@ -30,7 +29,6 @@ class NodeTestContext:
     clocks: Clocks
     settings: RepairSettings
     registry: NodeRegistry
-    fleet: FleetState
     nodes: dict[str, "WatchedNode"] = field(init=False, factory=dict)
     last: dict[str, NodeTest] = field(init=False, factory=dict)
     #: The nodes that need no look any more, in this process.

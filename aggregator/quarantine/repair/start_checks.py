@@ -2,12 +2,11 @@
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Node, NodesAndPods, Quarantine
+from aggregator.cluster.port import Action, Node, Quarantine
 from aggregator.policy.repairs import NEEDS_PERSON, TEST
 from aggregator.quarantine.actions.holds import Proposals
-from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.admission import stopped
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
@@ -35,9 +34,7 @@ _WORK_LEFT = "work is still on the node: "
 class RepairStartChecks:
     """Reads what is known of a node, and changes nothing. ``test_namespace``: of tests' pods."""
 
-    _cluster: NodesAndPods
-    _switch: StopSwitch
-    _clocks: Clocks
+    _acts: NodeActions
     _drain: DrainRules
     _proposals: Proposals
     _test_namespace: str
@@ -74,19 +71,22 @@ class RepairStartChecks:
         party = other_party(node) or next(filter(None, node_state.others.forbidden(node)), "")
         if party:
             return f"another party is at work on the node: {party}"
-        now, requests = self._clocks.earliest(), read_operator_requests(node.annotations)
+        clocks, requests = self._acts.clocks, read_operator_requests(node.annotations)
+        now = clocks.earliest()
         if quarantine.spec.requester == OURS and requests.exempt(now):
             return requests.why_capped(now)
         if repair in NEEDS_PERSON:
             # No reservation, which a stop would hold.
-            stop = self._switch.reason
+            stop = self._acts.switch.reason
             return held_text(repair, stopped(stop)) if stop else ""
         held = None if repair == TEST or by_hand else self._proposals.repair_hold(node_state)
         if held is not None:
             return held_text(repair, held)
         if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
             return "the node's kubelet and its agent do not name the same boot"
-        if not anew and node_state.quarantine_view.was_just_empty(self._clocks.now(), JUST_EMPTY):
+        if not anew and node_state.quarantine_view.was_just_empty(
+            self._acts.clocks.now(), JUST_EMPTY
+        ):
             return ""
         return await self._work_left(node_state, quarantine, now)
 
@@ -94,7 +94,7 @@ class RepairStartChecks:
         """The pods on the node that a drain would evict, in words; empty: there are none."""
         status = quarantine.status
         moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
-        found = await self._cluster.pods_on(node_state.node)
+        found = await self._acts.cluster.pods_on(node_state.node)
         pods = without_own(found, status.repair, self._test_namespace)
         left = plan_drain(pods, self._drain, moment)
         if not left.remaining:
