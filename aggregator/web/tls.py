@@ -41,7 +41,7 @@ class Certificate:
         self._wall = wall
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._seen = version_of(*self._files, *self._client_authorities)
-        self._load()
+        self._load(self.context)
         self._validity = self._read_validity()
 
     async def follow(self) -> None:
@@ -55,7 +55,9 @@ class Certificate:
         try:
             now = version_of(*self._files, *self._client_authorities)
             if now != self._seen and not self._is_worse():
-                self._load()
+                # A certificate with another key would leave the served context without a key.
+                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+                self._load(self.context)
                 self._seen, self._validity = now, self._read_validity()
                 log.info("the page's certificate was read again")
         except OSError as error:  # ssl.SSLError is one; half-written files are tried again
@@ -71,12 +73,12 @@ class Certificate:
         except ValueError as error:
             raise OSError(f"{self._files[0]} is no certificate in PEM: {error}") from None
 
-    def _load(self) -> None:
+    def _load(self, context: ssl.SSLContext) -> None:
         # An empty passphrase: OpenSSL would read one from the terminal, and wait.
-        self.context.load_cert_chain(*self._files, password="")
+        context.load_cert_chain(*self._files, password="")
         for file in self._client_authorities:
-            self.context.load_verify_locations(cafile=str(file))
+            context.load_verify_locations(cafile=str(file))
         if self._client_authorities:
-            self.context.verify_mode = ssl.CERT_OPTIONAL
+            context.verify_mode = ssl.CERT_OPTIONAL
             # A file may have an intermediate CA alone: it is that one which is trusted.
-            self.context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

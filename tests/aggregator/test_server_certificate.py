@@ -88,6 +88,9 @@ async def test_the_page_keeps_a_good_certificate_too(tmp_path: Path) -> None:
     put(authority.server("stale", ["localhost"], lasts=EXPIRED), served)
     certificate.reload_if_changed()
     assert await shown() == first
+    authority.server("half", ["localhost"]).certificate.replace(served.certificate)
+    certificate.reload_if_changed()
+    assert await shown() == first, "its key is not there"
     put(authority.server("renewed", ["localhost"]), served)
     certificate.reload_if_changed()
     assert await shown() == served.certificate.read_text() != first
