@@ -62,6 +62,12 @@ def test_the_health_check_drains_a_failed_node_and_leaves_anothers_words(tmp_pat
         programs.set_failure("xid:79 on GPU 3")
         wait_until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
         assert slurm.shown("w1")["Reason"] == "sickbay: xid:79 on GPU 3"
+        programs.set_failure("")
+        slurm.update("w1", "state=undrain")
+        slurm.update("w1", "reason=the last one's words")  # which Slurm 24.11 keeps
+        programs.set_failure("xid:79 on GPU 3")
+        wait_until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
+        assert slurm.shown("w1")["Reason"] == "sickbay: xid:79 on GPU 3"
         slurm.update("w1", "reason=RMA 123, ann")
         programs.set_failure("xid:48 on GPU 3")
         checked_again()
