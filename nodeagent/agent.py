@@ -414,7 +414,8 @@ class Agent:
             part.cancel()
         self._scheduler.cancel()
         closing = asyncio.gather(self._sources.nvml.close(), self._sources.disk.close())
-        await asyncio.wait({closing}, timeout=FAREWELL)
+        # With the parts: an order under way restores the persistence mode that it dropped.
+        await asyncio.wait({closing, *parts}, timeout=FAREWELL)
         self._recorder.close()
         if self._launchers is not None:
             await self._launchers.close()

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, boot, use_gpus
+from tests.agent.repair_node import (
+    TWO,
+    Aggregator,
+    RepairNode,
+    aggregator,
+    attached,
+    boot,
+    use_gpus,
+)
 from tests.nvml import uuid_of
 from tests.support.present import present
 from tests.support.waiting import until
@@ -104,6 +112,22 @@ async def test_killed_in_the_act_its_end_is_unknown_and_it_is_not_repeated(
         again.operation_id = order.operation_id
         await server.ordered(node, again)
     assert node.tools.count("--gpu-reset") == 1
+
+
+async def test_stopped_in_a_reset_it_restores_persistence_mode(
+    site: tuple[Aggregator, RepairNode],
+) -> None:
+    server, node = site
+    node.tools.rows(TWO, persistence="Enabled")
+    node.tools.hook("reset", "sleep 600\n")
+    done = node.folder / "restored"
+    smi = node.tools.smi.read_text()
+    restore = f'*"-pm 1"*) sleep 0.5; touch {done} ;;'
+    node.tools.smi.write_text(smi.replace("*-pm*) exit 0 ;;", f"{restore}\n  *-pm*) exit 0 ;;"))
+    server.latest.send(repair_order=node.order(RESET, server.latest))
+    await until(lambda: node.tools.count("--gpu-reset") == 1, what=node.log)
+    assert await node.terminate() == 0
+    assert done.exists()
 
 
 async def test_a_reboot_is_unknown_until_the_boot_id_proves_it(
