@@ -5,6 +5,7 @@ Each command imports only the modules that it needs: ``check`` runs in the prolo
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -139,6 +140,8 @@ def _load(options: "argparse.Namespace", environ: Mapping[str, str], **how: bool
 
 def _command_run(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     python_tls.leave_out()  # before any module imports asyncio
+    # A reload that comes during the start must not end it; the file is read again soon anyway.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = _load(options, environ)
     from nodeagent import agent
 

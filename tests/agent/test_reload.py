@@ -18,6 +18,7 @@ from nodeagent.config.settings import CheckSettings, Config, ConfigError, defaul
 from nodeagent.configfile.toml_table import Problem
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
+from tests.agent.site_package import install
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import PATIENCE, until
 
@@ -348,3 +349,18 @@ async def until_true(condition: Callable[[], Any], what: str) -> None:
     while not await condition():
         assert asyncio.get_running_loop().time() < end, what
         await asyncio.sleep(0.05)
+
+
+async def test_a_reload_during_the_start_does_not_end_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `systemctl reload` directly after a restart: the unit is active from the exec on."""
+    hang_up = "import os, signal; os.kill(os.getpid(), signal.SIGHUP)"
+    monkeypatch.setenv(
+        "PYTHONPATH", str(install(tmp_path, "site_early", hang_up, "x = site_early:X"))
+    )
+    agent = AgentProcess(tmp_path, more=f'[own.mine]\nentry_point = "x"\n{QUIET}')
+    try:
+        await agent.start().up()
+    finally:
+        agent.close()
