@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from aggregator.tls.certificate import Validity
+from aggregator.tls.certificate import Validity, parse_certificates
 
 #: Seconds. A serving certificate is valid from this long before it was made. Apple's clients refuse
 #: one that is valid for more than 825 days in all.
@@ -189,7 +189,7 @@ def read_pair(certificate: bytes, key: bytes) -> ServingPair:
 def read_bundle(text: bytes) -> list[x509.Certificate]:
     """The certificates in a bundle, in order. Raises DamagedPem where it holds none."""
     try:
-        return x509.load_pem_x509_certificates(text)
+        return parse_certificates(text)
     except ValueError as error:
         raise DamagedPem("no certificate in PEM") from error
 

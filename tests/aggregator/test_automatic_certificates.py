@@ -2,10 +2,12 @@
 
 import logging
 import random
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from aggregator.clock import EVEN_FOR, Clocks
 from aggregator.composition.certificates import serving_names
@@ -223,10 +225,16 @@ async def test_a_changed_bundle_is_said_and_the_aggregators_own_change_is_not(
     await replica.made.settle()
     assert len(replica.made.known) == 2
     assert said(caplog) == []
-    replica.store.put_bundle(b"")
-    await replica.made.settle()
-    assert len(said(caplog)) == 1
-    assert "changed or deleted by others" in said(caplog)[0]
+    trusted = replica.store.trusted
+    der = bytearray(authority.certificate.public_bytes(Encoding.DER))
+    der[der.index(b"\xa0\x03\x02\x01\x02") + 4] = 9  # no version that X.509 has
+    for text in (b"", ssl.DER_cert_to_PEM_cert(bytes(der)).encode()):
+        caplog.clear()
+        replica.store.put_bundle(text)
+        await replica.made.settle()
+        assert len(said(caplog)) == 1
+        assert "changed or deleted by others" in said(caplog)[0]
+        assert replica.store.trusted == trusted
 
 
 async def test_a_person_who_asks_twice_gets_one_authority_at_a_time() -> None:
