@@ -137,6 +137,29 @@ def test_a_null_in_a_configuration_is_as_a_key_that_was_not_given(helm: Path) ->
     assert render(helm, with_values(nulls)) == render(helm, SMALL)
 
 
+def test_the_prober_gets_its_image_and_its_nodes_as_the_agent_does(helm: Path) -> None:
+    agent = {
+        "nodeSelector": {"example.com/gpu": "yes"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "priorityClassName": "site-critical",
+        "affinity": {},
+    }
+    secrets = [{"name": "registry"}]
+    values = {
+        "agent": agent,
+        "image": {"pullSecrets": secrets},
+        "podNetworkProber": {"enabled": True},
+    }
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in render(helm, with_values(values))
+        if each["kind"] in {"StatefulSet", "DaemonSet"}
+    }
+    assert [pod["imagePullSecrets"] for pod in pods.values()] == [secrets] * 3
+    for key in agent:
+        assert pods["sickbay-pod-prober"][key] == pods["sickbay-agent"][key], key
+
+
 def test_a_null_takes_an_amount_of_the_resources_away(helm: Path) -> None:
     nulls = {program: {"resources": {"limits": {"memory": None}}} for program in PROGRAMS}
     for each in render(helm, with_values(nulls)):

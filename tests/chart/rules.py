@@ -33,20 +33,9 @@ def _merged_resources(path: Path, value: str, text: ManifestText, shipped: str) 
 
 def _pod(text: ManifestText, container: Path, program: str, values: str) -> None:
     """Edits that the pods of a StatefulSet and of a DaemonSet share."""
-    text.set_value((*container, "image"), _image(program))
-    text.set_value((*container, "imagePullPolicy"), "{{ .Values.image.pullPolicy }}")
-    text.guard((*POD, "priorityClassName"), f"{values}.priorityClassName")
-    text.set_value((*POD, "priorityClassName"), f"{{{{ {values}.priorityClassName | quote }}}}")
+    _placement(text, container, program, values)
     _more(text, ("spec", "template", "metadata", "labels", _COMPONENT), f"{values}.podLabels", 8)
     _more(text, (*container, "env", ("name", "POD_NAMESPACE")), f"{values}.extraEnv", 12)
-    text.set_items((*POD, "nodeSelector"), _to_yaml(f"{values}.nodeSelector", 8))
-    pull = [
-        "{{- with .Values.image.pullSecrets }}",
-        "imagePullSecrets:",
-        "  {{- toYaml . | nindent 8 }}",
-        "{{- end }}",
-    ]
-    text.insert_after((*POD, "enableServiceLinks"), pull)
     more = (
         "{{{{- with {0}.{1} }}}}",
         "{{{{- toYaml . | nindent {2} }}}}",
@@ -58,6 +47,23 @@ def _pod(text: ManifestText, container: Path, program: str, values: str) -> None
         ((*POD, "volumes"), "extraVolumes", 8),
     ):
         text.insert_after(path, ["  " + line.format(values, key, column) for line in more])
+
+
+def _placement(text: ManifestText, container: Path, program: str, values: str) -> None:
+    """What decides whether the pods get their image, and on which nodes they run."""
+    text.set_value((*container, "image"), _image(program))
+    text.set_value((*container, "imagePullPolicy"), "{{ .Values.image.pullPolicy }}")
+    text.guard((*POD, "priorityClassName"), f"{values}.priorityClassName")
+    text.set_value((*POD, "priorityClassName"), f"{{{{ {values}.priorityClassName | quote }}}}")
+    text.set_items((*POD, "nodeSelector"), _to_yaml(f"{values}.nodeSelector", 8))
+    pull = [
+        "{{- with .Values.image.pullSecrets }}",
+        "imagePullSecrets:",
+        "  {{- toYaml . | nindent 8 }}",
+        "{{- end }}",
+    ]
+    text.insert_after((*POD, "enableServiceLinks"), pull)
+    _affinity(text, values)
 
 
 def _more(text: ManifestText, path: Path, value: str, column: int) -> None:
@@ -111,7 +117,6 @@ def _aggregator(text: ManifestText) -> None:
         ],
     )
     _pod(text, container, "sickbay-aggregator", values)
-    _affinity(text, values)
     text.set_value((*POD, "tolerations"), f"{{{{ toJson {values}.tolerations }}}}")
     spread = [
         f"{{{{- with {values}.topologySpreadConstraints }}}}",
@@ -211,7 +216,6 @@ def _agent(text: ManifestText) -> None:
     _pod(text, container, "sickbay-agent", values)
     _agent_metrics(text, container)
     text.set_items((*POD, "tolerations"), _to_yaml(f"{values}.tolerations", 8))
-    _affinity(text, values)
     text.set_value((*POD, "hostPID"), f"{{{{ not {values}.restricted }}}}")
     text.insert_after(
         (*POD, "hostPID"),
@@ -282,9 +286,8 @@ def _agent_metrics(text: ManifestText, container: Path) -> None:
 
 def _prober(text: ManifestText) -> None:
     container: Path = (*POD, "containers", ("name", "prober"))
-    text.set_value((*container, "image"), _image("sickbay-agent"))
-    text.set_value((*container, "imagePullPolicy"), "{{ .Values.image.pullPolicy }}")
-    _affinity(text, ".Values.agent")
+    _placement(text, container, "sickbay-agent", ".Values.agent")
+    text.set_items((*POD, "tolerations"), _to_yaml(".Values.agent.tolerations", 8))
     text.guard((), ".Values.podNetworkProber.enabled")
 
 
