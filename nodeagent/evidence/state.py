@@ -12,6 +12,7 @@ from nodeagent.evidence.entries import ComponentEntry, FaultEntry
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.machine_identity import MachineIdentity, read_identity
 from nodeagent.model import ClearedBy, Clearing, Gone, Loss, Status
+from sickbay.v1.limits import MAX_COUNT
 
 #: An unreleased version wrote none.
 FORMAT = 1
@@ -97,7 +98,7 @@ def restore(
         return _restore(document, boot_id, new_epoch)
     except StateError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(f"{type(error).__name__}: {error}") from error
 
 
@@ -115,12 +116,12 @@ def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -
         raise ValueError(f"format is {document['format']!r}, expected {FORMAT}")
     same_boot = document["boot_id"] == boot_id
     latch = Latch(boot_id=boot_id, epoch=new_epoch() if new_epoch else str(document["epoch"]))
-    latch.last_seq = int(document["last_seq"])
-    latch.last_acked = int(document["last_acked"])
+    latch.last_seq = _count(document["last_seq"])
+    latch.last_acked = _count(document["last_acked"])
     for component, how, code in document["clearings"]:
         latch.unacked.clear(Clearing(str(component), str(how), str(code)))
     for source, records, message in document["losses"]:
-        latch.unacked.add_loss(Loss(str(source), int(records), str(message)))
+        latch.unacked.add_loss(Loss(str(source), _count(records), str(message)))
     for check, component, matters in document["gone"]:
         latch.unacked.take_gone(Gone(str(check), str(component)), matters=bool(matters))
     gpus = {str(address): str(uuid) for address, uuid in document["gpus"].items()}
@@ -167,16 +168,24 @@ def _restore_fault(fields: Mapping[str, Any]) -> FaultEntry:
     texts = ("code", "check", "component", "message", "boot_id", "source")
     return FaultEntry(
         **{name: str(fields[name]) for name in texts},
-        source_seq=int(fields["source_seq"]),
+        source_seq=_count(fields["source_seq"]),
         first=float(fields["first"]),
         last=float(fields["last"]),
         last_seq=int(fields["last_seq"]),
         cleared_by=ClearedBy(fields["cleared_by"]),
         historical=bool(fields["historical"]),
         details={str(key): str(value) for key, value in fields["details"].items()},
-        count=int(fields["count"]),
+        count=_count(fields["count"]),
         occurrences=[float(at) for at in fields["occurrences"]],
     )
+
+
+def _count(value: Any) -> int:
+    """A number that goes into messages. Raises ValueError for one that none takes."""
+    number = int(value)
+    if not 0 <= number <= MAX_COUNT:
+        raise ValueError(f"{number:.3g} is no count")
+    return number
 
 
 def _shift(fault: FaultEntry, by: float) -> None:

@@ -102,6 +102,9 @@ def test_a_file_that_cannot_be_read_is_said_and_the_copy_counts(
     ("changes", "why"),
     [
         ({"format": 2}, "ValueError: format is 2, expected 1"),
+        ({"last_seq": float("inf")}, "OverflowError: cannot convert float infinity to integer"),
+        ({"last_acked": -1}, "ValueError: -1 is no count"),
+        ({"losses": [["kmsg", 2**70, "m"]]}, "ValueError: 1.18e+21 is no count"),
         ({"faults": None}, "TypeError: 'NoneType' object is not iterable"),
         ({"gpus": []}, "AttributeError: 'list' object has no attribute 'items'"),
     ],
