@@ -8,6 +8,10 @@ from aggregator.runtime.byte_budget import Budgets
 ADDRESS_RATE, ADDRESS_BURST = 2.0, 20.0
 RATE, BURST = 20.0, 100.0
 _ALL = ""
+#: Seconds that an answer counts: a right that was taken back works no longer than that.
+ALLOWED_FOR = 60.0
+#: Seconds that a refusal counts: a right that was granted works after that.
+REFUSED_FOR = 10.0
 
 
 class ReviewBudget:

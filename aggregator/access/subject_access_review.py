@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from aggregator.access.identity import UserIdentity, unavailable
-from aggregator.access.review_cache import ALLOWED_FOR, REFUSED_FOR, ReviewCache
+from aggregator.access.review_budget import ALLOWED_FOR, REFUSED_FOR
 from aggregator.cluster.port import ClusterError
 from aggregator.cluster.users import Access, AccessReviews
+from aggregator.runtime.shared_answers import SharedAnswers
 
 
 class SubjectAccessAuthorizer:
@@ -13,7 +14,7 @@ class SubjectAccessAuthorizer:
 
     def __init__(self, reviews: AccessReviews, *, now: Callable[[], float]) -> None:
         self._reviews = reviews
-        self._cache: ReviewCache[bool] = ReviewCache(
+        self._cache: SharedAnswers[bool] = SharedAnswers(
             now, lasts=lambda allowed: ALLOWED_FOR if allowed else REFUSED_FOR
         )
 

@@ -5,10 +5,10 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity, unavailable
-from aggregator.access.review_budget import ReviewBudget
-from aggregator.access.review_cache import ALLOWED_FOR, REFUSED_FOR, ReviewCache
+from aggregator.access.review_budget import ALLOWED_FOR, REFUSED_FOR, ReviewBudget
 from aggregator.cluster.port import ClusterError
 from aggregator.cluster.users import AccessReviews, User
+from aggregator.runtime.shared_answers import SharedAnswers
 
 #: Bytes of a token; the API server itself takes no longer header.
 MAX_TOKEN = 16_384
@@ -28,7 +28,7 @@ class TokenReviewAuthenticator:
         self._audiences = tuple(audiences)
         self._key = secrets.token_bytes(32)
         self._budget = ReviewBudget(now)
-        self._cache: ReviewCache[User | None] = ReviewCache(
+        self._cache: SharedAnswers[User | None] = SharedAnswers(
             now, lasts=lambda user: REFUSED_FOR if user is None else ALLOWED_FOR
         )
 

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from aggregator.events import Transition
 from aggregator.history.dedup import newest_first
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.interning import EMPTY
+from aggregator.runtime.shared_answers import SharedAnswers
 from aggregator.web import models, node_view
 from aggregator.web.costly_answers import CostlyAnswers
 from aggregator.web.event_broker import REMEMBERED, EventBroker, merged
@@ -71,8 +72,11 @@ class FleetQueries:
     effects: EffectCache = field(default_factory=EffectCache)
     layouts: MapLayouts = field(default_factory=MapLayouts)
     reports: CostlyAnswers[JobReport] = field(default_factory=CostlyAnswers)
-    #: The reads of the history that are under way.
-    _reads: dict[Hashable, asyncio.Task[list[Transition]]] = field(default_factory=dict)
+    #: Requests that come together share a read: hundreds of people may watch one node, and the
+    #: history refuses the 65th read that waits.
+    reads: SharedAnswers[list[Transition]] = field(
+        default_factory=lambda: SharedAnswers(lambda: 0.0, lasts=lambda _: 0.0, most=0)
+    )
 
     async def current_snapshot(self) -> FleetSnapshot:
         """The fleet, a moment ago at most."""
@@ -170,30 +174,15 @@ class FleetQueries:
         lately = self.feed.recent(node, most)
         fresh = [one for one in lately if since <= one.at <= until][:limit]
         query = node, since, limit, until
-        return await _with_kept(fresh, self._read(query, self.history.recent, *query), limit)
+        read = self.reads.get(query, lambda: self.history.recent(*query))
+        return await _with_kept(fresh, read, limit)
 
     async def past_of_incident(self, incident: str) -> PastEvents:
         """The transitions of one incident, those that the history may lack included."""
         lately = self.feed.recent(limit=2 * REMEMBERED)
         fresh = [one for one in lately if one.incident == incident][:TIMELINE]
-        read = self._read(incident, self.history.of_incident, incident, TIMELINE)
+        read = self.reads.get(incident, lambda: self.history.of_incident(incident, TIMELINE))
         return await _with_kept(fresh, read, TIMELINE)
-
-    async def _read(
-        self,
-        query: Hashable,
-        read: Callable[..., Coroutine[Any, Any, list[Transition]]],
-        *arguments: object,
-    ) -> list[Transition]:
-        """The rows. Requests that come together share a read: hundreds of people may watch one
-        node, and the history refuses the 65th read that waits.
-        """
-        task = self._reads.get(query)
-        if task is None:
-            task = self._reads[query] = asyncio.create_task(read(*arguments))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            task.add_done_callback(lambda _: self._reads.pop(query))
-        return await asyncio.shield(task)
 
     async def prime(self) -> None:
         """Give the event broker the transitions from before this process."""

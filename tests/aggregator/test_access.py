@@ -13,13 +13,13 @@ from aggregator.access.client_certificate import CaCertificates, ClientCertifica
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
-from aggregator.access.review_budget import ADDRESS_BURST
-from aggregator.access.review_cache import ALLOWED_FOR, MOST, REFUSED_FOR, ReviewCache
+from aggregator.access.review_budget import ADDRESS_BURST, ALLOWED_FOR, REFUSED_FOR
 from aggregator.access.static_tokens import StaticTokens, StaticTokensError
 from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import MAX_TOKEN, TokenReviewAuthenticator
 from aggregator.cluster.port import Unreachable
 from aggregator.cluster.users import Access, User
+from aggregator.runtime.shared_answers import MOST, SharedAnswers
 from tests.support.pki import Authority
 from tests.support.present import present
 
@@ -190,7 +190,7 @@ async def test_audiences_are_asked_for() -> None:
 
 
 async def test_the_memory_of_answers_is_bounded() -> None:
-    cache: ReviewCache[int] = ReviewCache(Clock().now, lasts=lambda _: 60.0)
+    cache: SharedAnswers[int] = SharedAnswers(Clock().now, lasts=lambda _: 60.0)
 
     async def answer() -> int:
         return 1

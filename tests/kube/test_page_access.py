@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts
-from aggregator.access.review_cache import ALLOWED_FOR
+from aggregator.access.review_budget import ALLOWED_FOR
 from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
 from aggregator.cluster.kind import OpenOptions

@@ -73,21 +73,13 @@ async def test_a_node_that_awaits_its_marks_is_held_and_no_drain_of_it_is(served
     assert re.search(r"^drains held +0 ", unmarked.out, re.MULTILINE), unmarked.out
 
 
-async def test_status_says_that_the_clock_is_doubted(served: Served) -> None:
+async def test_status_says_what_the_aggregator_itself_lacks(served: Served) -> None:
     served.fleet.clock_doubt = "it has moved ahead by 3d"
-    done = await in_process("status", "--url", served.url)
-    assert "ITS CLOCK IS DOUBTED, actions that can't be undone wait: it has moved" in done.out
-
-
-async def test_status_says_that_the_past_is_not_kept(served: Served) -> None:
     served.history.problem = "history is not written since 03:00: postgresql://...: refused"
-    done = await in_process("status", "--url", served.url)
-    assert f"THE PAST IS NOT KEPT, all else goes on: {served.history.problem}" in done.out
-
-
-async def test_status_says_that_alerts_do_not_get_out(served: Served) -> None:
     served.untold.append("webhook alerts.test: can't be reached: refused")
     done = await in_process("status", "--url", served.url)
+    assert "ITS CLOCK IS DOUBTED, actions that can't be undone wait: it has moved" in done.out
+    assert f"THE PAST IS NOT KEPT, all else goes on: {served.history.problem}" in done.out
     assert f"ALERTS DO NOT GET OUT, all else goes on: {served.untold[0]}" in done.out
 
 

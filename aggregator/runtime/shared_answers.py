@@ -1,4 +1,4 @@
-"""Remembers the answers of reviews for a short time. Callers that come together share a review."""
+"""Remembers answers for a short time. Callers that come together share one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -8,16 +8,14 @@ from aggregator.runtime.recent import Recent
 
 T = TypeVar("T")
 
-#: Seconds that an answer counts: a right that was taken back works no longer than that.
-ALLOWED_FOR = 60.0
-#: Seconds that a refusal counts: a right that was granted works after that.
-REFUSED_FOR = 10.0
 #: Answers that are remembered, the oldest give way.
 MOST = 4096
 
 
-class ReviewCache(Generic[T]):
-    """``now`` is monotonic seconds; ``lasts``: the seconds for which an answer counts."""
+class SharedAnswers(Generic[T]):
+    """``now`` is monotonic seconds; ``lasts``: the seconds for which an answer counts. ``most`` are
+    remembered.
+    """
 
     def __init__(
         self, now: Callable[[], float], *, lasts: Callable[[T], float], most: int = MOST
@@ -31,30 +29,28 @@ class ReviewCache(Generic[T]):
         return len(self._known)
 
     def known(self, key: Hashable) -> bool:
-        """Whether there is an answer that counts or is on its way, or the last one was positive:
-        a review of it is then no guess of a client.
-        """
+        """Whether there is an answer that counts or is on its way, or the last one was positive."""
         found = self._known.get(key)
         return key in self._pending or (
             found is not None and bool(found[1] or self._now() < found[0])
         )
 
-    async def get(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
-        """The remembered answer, or that of ``review``, whose error is raised, not kept."""
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """The remembered answer, or that of ``make``, whose error is raised, not kept."""
         found = self._known.get(key)
         if found is not None and self._now() < found[0]:
             return found[1]
         task = self._pending.get(key)
         if task is None:
-            task = self._pending[key] = asyncio.create_task(self._review(key, review))
+            task = self._pending[key] = asyncio.create_task(self._make(key, make))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # Shield: a client that goes must not end the review for the others that wait for it.
+        # Shield: a client that goes must not end the work for the others that wait for it.
         return await asyncio.shield(task)
 
-    async def _review(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
+    async def _make(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         try:
             began = self._now()
-            answer = await review()
+            answer = await make()
             self._known[key] = (began + self._lasts(answer), answer)
             return answer
         finally:
