@@ -43,6 +43,7 @@ class Certificate:
         self._seen = version_of(*self._files, *self._client_authorities)
         self._load(self.context)
         self._validity = self._read_validity()
+        self._complaint = ""
 
     async def follow(self) -> None:
         """Until cancelled: new connections get the certificate that is there now."""
@@ -59,9 +60,12 @@ class Certificate:
                 self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
                 self._load(self.context)
                 self._seen, self._validity = now, self._read_validity()
+                self._complaint = ""
                 log.info("the page's certificate was read again")
         except OSError as error:  # ssl.SSLError is one; half-written files are tried again
-            log.warning("the page's certificate can't be read", extra={"error": str(error)})
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("the page's certificate can't be read", extra={"error": str(error)})
 
     def _is_worse(self) -> bool:
         renewed, wall = self._read_validity(), self._wall()

@@ -70,7 +70,9 @@ async def test_a_certificate_that_expires_is_said_once_until_another_is_there(
     assert said() == ["agents and other replicas turn away"]
 
 
-async def test_the_page_keeps_a_good_certificate_too(tmp_path: Path) -> None:
+async def test_the_page_keeps_a_good_certificate_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     authority, clock = Authority.create(tmp_path), Clock()
     served = authority.server("server", ["localhost"])
     certificate = Certificate(served.certificate, served.key, wall=clock.wall)
@@ -90,7 +92,9 @@ async def test_the_page_keeps_a_good_certificate_too(tmp_path: Path) -> None:
     assert await shown() == first
     authority.server("half", ["localhost"]).certificate.replace(served.certificate)
     certificate.reload_if_changed()
+    certificate.reload_if_changed()
     assert await shown() == first, "its key is not there"
+    assert len(caplog.records) == 1, "it is logged once"
     put(authority.server("renewed", ["localhost"]), served)
     certificate.reload_if_changed()
     assert await shown() == served.certificate.read_text() != first
