@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     Refused,
     Unreachable,
 )
+from aggregator.events import EventKind
 from aggregator.quarantine.decide.admission import AdmissionStep
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
@@ -551,6 +552,7 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
         if waiting:
             return waiting.pop(0)
         bench.node_state.work.needs_read = False
+        bench.step = None
         return None
 
     bench.node_state.work.needs_read = True
@@ -619,6 +621,37 @@ def test_what_will_not_pass_by_itself_is_tried_seldom(play_bench: Play, error: E
     async def test(bench: Bench) -> None:
         assert await fail(bench, error) == [6.4]
         assert await fail(bench, error, error) == [6.4, 15.0]
+
+    play_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "kind"),
+    [
+        (Phase.ADMITTED, MarkStep.CORDON, EventKind.MARKS_MISSING),
+        (Phase.CORDONED, ReleaseStep.UNDO, EventKind.RELEASE_HELD),
+        (Phase.DRAINING, DrainStep.DRAIN, None),
+    ],
+)
+def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
+    play_bench: Play, phase: Phase, step: enum.StrEnum, kind: EventKind | None
+) -> None:
+    async def test(bench: Bench) -> None:
+        reported: list[tuple[float, EventKind, str]] = []
+
+        def emit_event(_: NodeState, kind: EventKind, text: str) -> None:
+            reported.append((bench.loop.time() - begun, kind, text))
+
+        bench.made._reads.acts.emit_event = emit_event
+        set_fields(bench.node_state, quarantine=quarantine(phase))
+        for errors in (6, 40, 40):
+            begun, bench.step = bench.loop.time(), NextStep(step)
+            await fail(bench, *(Unreachable("exited with 3: no") for _ in range(errors)))
+        assert [one for _, one, _ in reported] == [kind, kind] * (kind is not None)
+        assert all(60.0 <= at <= 75.0 for at, _, _ in reported)
+        assert all(
+            text.endswith("fails, and is tried again: exited with 3: no") for *_, text in reported
+        )
 
     play_bench(test)
 

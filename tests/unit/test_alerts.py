@@ -182,7 +182,8 @@ def test_a_transition_ends_the_alerts_that_it_makes_untrue(
 def test_the_end_of_an_incident_ends_all_of_its_own_alerts_and_most_kinds_end_none() -> None:
     over = present(resolves(transition(K.INCIDENT_CLOSED)))
     assert (over.node, over.incident, over.kinds) == ("n1", "i1", frozenset(K))
-    for kind in (K.INCIDENT_OPENED, K.CORDONED, K.HELD, K.LEMON, K.BLOCKED, K.MOVED):
+    assert present(resolves(transition(K.CORDONED))).kinds == frozenset({K.MARKS_MISSING})
+    for kind in (K.INCIDENT_OPENED, K.HELD, K.LEMON, K.BLOCKED, K.MOVED):
         assert resolves(transition(kind)) is None
 
 

@@ -22,6 +22,7 @@ from aggregator.cluster.port import (
     Quarantine,
     Refused,
 )
+from aggregator.events import EventKind
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.node_actions import NodeActions
@@ -145,6 +146,8 @@ _BACKOFF = Backoff(first=0.2, most=15.0)
 _RELEASE_WAIT = 5.0
 #: A step that has failed that often is logged; most failures pass by themselves.
 _LOGGED_FROM = 2
+#: A cordon or a release that has failed for so long (seconds) is an event.
+_REPORTED_AFTER = 60.0
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -172,6 +175,7 @@ class NodeWorker:
 
     async def reconcile(self, node_state: NodeState) -> None:
         failures, logged, after = 0, "", partial(self._after_failure, node_state)
+        clock, report_at = asyncio.get_running_loop().time, 0.0
         while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.take_queued()
             self._queue.evaluate_due(node_state)
@@ -190,6 +194,10 @@ class NodeWorker:
                         "step of a node failed",
                         extra={"event": "step.failed", "node": node_state.node, "error": logged},
                     )
+                report_at = report_at or clock() + _REPORTED_AFTER
+                if clock() >= report_at:
+                    report_at = float("inf")  # once, until a step succeeds
+                    self._report_failing(node_state, str(error))
                 failures = await after(failures, str(error), at_least=error.retry_after)
             except Exception as error:  # the task's edge: a bug must leave no node stuck
                 text = f"unexpected, and tried again: {error!r}"
@@ -200,12 +208,26 @@ class NodeWorker:
                     )
                 failures = await after(failures + 5, text)
             else:
-                failures = 0
+                failures, report_at = 0, 0.0
                 node_state.work.set_error("")
                 if done:
                     self._settle_waiters(node_state)
                 else:
                     node_state.work.queue()
+
+    def _report_failing(self, node_state: NodeState, error: str) -> None:
+        """Report to people a node that a failing step keeps in service, or out of it."""
+        quarantine = node_state.quarantine
+        if quarantine is None:
+            return
+        if self._is_way_out(node_state):
+            kind, what = EventKind.RELEASE_HELD, "its release"
+        elif quarantine.status.phase is Phase.ADMITTED:
+            kind, what = EventKind.MARKS_MISSING, "it is not cordoned: the step"
+        else:
+            return  # a drain that does not go on has reports of its own
+        text = f"{what} fails, and is tried again: {error}"
+        self._reads.acts.emit_event(node_state, kind, text)
 
     async def _after_failure(
         self,
