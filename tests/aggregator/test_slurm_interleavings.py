@@ -317,6 +317,22 @@ async def test_a_reboot_that_slurm_gave_up_ends_no_quarantine_and_leaves_slurms_
     await controller.cluster.close()
 
 
+async def test_our_drain_is_taken_back_when_the_cloud_has_replaced_the_machine(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm(random.Random(1), quiet=True)
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], instance_id="i-1")
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    # Slurm forgets the instance of a node that it suspends, and keeps the drain.
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], instance_id="")
+    await controller.observe()
+    await controller.release("n1")
+    assert not slurm.nodes["n1"].has_drain
+    await controller.cluster.close()
+
+
 async def test_a_reason_that_slurm_kept_is_not_given_to_a_node_that_died_in_quarantine(
     tmp_path: Path,
 ) -> None:

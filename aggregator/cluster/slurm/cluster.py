@@ -244,7 +244,6 @@ class SlurmCluster(LocalCluster):
                 before=words_to_leave(found, lost) or (found.reason if found.is_down else ""),
                 reboot=lost.reboot,
                 booted=lost.booted,
-                instance_id=found.instance_id,
                 slurm_user=self._slurm_user,
                 started=self._started,
             )
@@ -276,13 +275,12 @@ class SlurmCluster(LocalCluster):
         if ours is None:
             await guard()
             return found
-        if not ours.foreign and found.instance_id == ours.instance_id:
-            if whose(found, ours) is Whose.OURS:
-                await self._client.undrain(name, guard=guard)
-                found = await self.now(name)
-            # The next controller may have drained it again.
-            if words := words_to_leave(found, ours):
-                await self._client.write_reason(name, words, guard=guard)
+        if whose(found, ours) is Whose.OURS:
+            await self._client.undrain(name, guard=guard)
+            found = await self.now(name)
+        # The next controller may have drained it again.
+        if words := words_to_leave(found, ours):
+            await self._client.write_reason(name, words, guard=guard)
         await self.record(name, None, guard=guard)
         return found
 

@@ -37,7 +37,6 @@ class OurDrain:
     user: str
     at: int = 0
     before: str = ""
-    instance_id: str = ""
     slurm_user: str = ""
     reboot: str = ""
     booted: int = 0
