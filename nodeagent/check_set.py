@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, LogCheck
+from nodeagent.checks.custom_command import OwnCheck
 from nodeagent.config.checks import off_by_config, specs_of
 from nodeagent.config.settings import Config
 from nodeagent.dataclass import dataclass
@@ -41,7 +42,7 @@ class CheckSet:
         return frozenset(self._made)
 
     def follow(self, config: Config) -> None:
-        """Run the checks that ``config`` wants."""
+        """Run the checks that ``config`` wants, and end the programs of those that it does not."""
         self._sources = replace(self._sources, expected_gpus=config.expected_gpus)
         before, self._made, self.off = self._made, {}, {}
         scheduled: list[Scheduled] = []
@@ -58,6 +59,10 @@ class CheckSet:
             else:
                 log_checks[spec.name] = made.check
         self.scheduled, self.log_checks = tuple(scheduled), log_checks
+        for name, made in before.items():
+            check = getattr(made.check, "check", None)
+            if isinstance(check, OwnCheck) and self._made.get(name) is not made:
+                check.stop()
 
     def _make(self, spec: CheckSpec, config: Config, before: _Made | None) -> _Made:
         origin = _origin(spec, config)

@@ -103,6 +103,9 @@ class OwnCheck:
         status, reason, message = evaluate(self._protocol, await self._program.run())
         return [Observation(self._name, "", status, reason, message)]
 
+    def stop(self) -> None:
+        self._program.stop()
+
 
 @dataclass(frozen=True, slots=True)
 class Build:

@@ -66,6 +66,11 @@ class CommandProcess:
         self._child: ChildProcess | None = None
         self._stuck = ""
 
+    def stop(self) -> None:
+        """End the run under way, if there is one, with all that it started."""
+        if self._child is not None:
+            self._child.hang_up()
+
     async def run(self) -> Outcome | CommandStuck:
         """Run it; takes at most the time limit and some two seconds, unless the kernel hangs."""
         if self._child is not None and not self._child.ended.done():

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nodeagent.check_set import CheckSet
@@ -61,6 +62,31 @@ def test_a_changed_option_builds_the_check_again(check_set: CheckSet, config: Co
     options = {**config.checks["disk-io"].options, "exclude": ("/scratch",)}
     check_set.follow(changed(config, "disk-io", options=options))
     assert objects(check_set)["disk-io"] is not before["disk-io"]
+
+
+@pytest.mark.parametrize("settings", [{"on": False}, {"interval": 7.0}])
+async def test_the_program_of_a_check_that_is_turned_off_or_changed_is_ended(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """It may be an nvidia-smi that keeps a reset away; and two of it may not run at once."""
+    path, began = tmp_path / "agent.toml", tmp_path / "began"
+    script = f"echo $$ > {began}; exec sleep 600"
+    path.write_text(
+        f'[own.slow]\ncommand = ["/bin/sh", "-c", "{script}"]\n'
+        'protocol = "npd"\ntime_limit = "10m"\n'
+    )
+    config = load(path, ENVIRON)
+    check_set = CheckSet(sources(made_up(tmp_path)))
+    check_set.follow(config)
+    [slow] = [each for each in check_set.scheduled if each.name == "slow"]
+    run = asyncio.ensure_future(slow.check.run_check())
+    await until(lambda: began.exists() and began.read_text().strip())
+    check_set.follow(config)
+    pid = int(began.read_text())
+    assert psutil.pid_exists(pid), "nothing has changed"
+    check_set.follow(changed(config, "slow", **settings))
+    await until(lambda: not psutil.pid_exists(pid), within=30)
+    await asyncio.wait({run})
 
 
 def test_only_the_gpu_checks_ask_how_many_gpus_there_should_be(
