@@ -223,7 +223,7 @@ class NodeWorker:
         if self._is_way_out(node_state):
             kind, what = EventKind.RELEASE_HELD, "its release"
         elif quarantine.status.phase is Phase.ADMITTED:
-            kind, what = EventKind.MARKS_MISSING, "it is not cordoned: the step"
+            kind, what = EventKind.MARKS_MISSING, "the step that takes it out of service"
         else:
             return  # a drain that does not go on has reports of its own
         text = f"{what} fails, and is tried again: {error}"
