@@ -143,7 +143,8 @@ def _nvbandwidth(code: int, text: str) -> Reading:
         if str(case.get("status", "")).lower() in ("failed", "error"):
             bad.append(name)
         measure = _NVBANDWIDTH.get(name)
-        cells = [value for value in map(_number, _cells(case.get("bandwidth_matrix"))) if value]
+        numbers = map(_number, _cells(case.get("bandwidth_matrix")))
+        cells = [value for value in numbers if value is not None]
         if measure and cells:
             found.append(TestMeasurement(measure, min(cells), "GB/s"))
     if bad:

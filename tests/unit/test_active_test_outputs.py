@@ -97,6 +97,7 @@ IB = """ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRa
     [
         ("nccl-tests", NCCL.format(wrong=0, word="OK", rate=478.05), [478.05]),
         ("nvbandwidth", NVBANDWIDTH, [31.2, 388.2]),
+        ("nvbandwidth", NVBANDWIDTH.replace("31.20", "0.00"), [0.0, 388.2]),
         ("ib-write-bw", IB, [388.63]),
         ("fio", "", []),
         ("nccl-tests", "# Avg bus bandwidth    : nan\n", []),
