@@ -77,6 +77,12 @@ class Profile:
         """Seconds that it may take at most: each step, and the kernel's time to end it."""
         return sum(step.limit + 5.0 for step in self.steps)
 
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether a program of it needs a GPU: the agent lets go of the driver for such a test."""
+        needs = {*self.requires, *(need for step in self.steps for need in step.needs)}
+        return not needs.isdisjoint(("gpu", "gpus", "idle"))
+
 
 def shipped() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob(f"*{_SUFFIX}"))

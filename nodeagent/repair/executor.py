@@ -335,13 +335,12 @@ class RepairExecutor:
 
     async def _carry_out_alone(self, operation: Operation, deadline: float, began: float) -> None:
         profile, limit = self._plan(operation)
-        requires = () if profile is None else profile.requires
-        alone = operation.verb != Verb.TEST or "idle" in requires
+        alone = profile is None or "idle" in profile.requires
         if alone:
             self._no_gpu_users(ours_too=False)
         sample = await self._driver.sample()
         found = await self._evidence(sample)
-        quiesces = alone or "gpu" in requires or "gpus" in requires
+        quiesces = profile is None or profile.uses_gpus
         try:
             if quiesces:
                 await self._let_go(limit + _SPARE)

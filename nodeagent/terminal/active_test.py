@@ -106,10 +106,7 @@ def _driver_free(config: Config, profile: Profile, node: Node) -> Iterator[None]
 
     Its GPU checks report "quiesced" meanwhile, so that clocks and heat of the test are no evidence.
     """
-    if not node.gpus or not {"gpu", "gpus", "idle"} & {
-        *profile.requires,
-        *(need for step in profile.steps for need in step.needs),
-    }:
+    if not node.gpus or not profile.uses_gpus:
         yield
         return
     try:

@@ -282,6 +282,7 @@ class Machine:
             reboot_command=(str(self.tools.folder / "reboot-now"),),
             reboot_limit=0.1,
             tool_path=(str(self.tools.folder),),
+            profiles=self.folder / "profiles",
             insecure_own_pid_namespace=True,
         )
         config = Config(
@@ -454,6 +455,19 @@ async def test_a_record_of_allocations_that_cannot_be_understood_keeps_an_act_aw
     end = await machine.end_of(Verb.GPU_RESET)
     assert (end.state, end.reason, machine.acts) == (RepairState.REFUSED, "in-use", 0)
     assert "kubelet_internal_checkpoint can't be read" in end.message
+
+
+@pytest.mark.parametrize("needs", ["gpu", "gpus", "idle"])
+async def test_an_allocated_gpu_keeps_a_test_away_of_which_one_step_needs_it(
+    tmp_path: Path, needs: str
+) -> None:
+    machine = Machine(tmp_path)
+    machine.allocate_gpu()
+    (tmp_path / "profiles").mkdir()
+    step = f'[[step]]\nname = "x"\ncommand = ["dcgmi"]\nlimit = "9s"\nneeds = ["{needs}"]\n'
+    (tmp_path / "profiles/quick.toml").write_text(step)
+    end = await machine.end_of(Verb.TEST)
+    assert (end.state, end.reason, machine.acts) == (RepairState.REFUSED, "in-use", 0)
 
 
 async def test_a_gpu_of_a_pod_that_has_ended_keeps_nothing_away(tmp_path: Path) -> None:
