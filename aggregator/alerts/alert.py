@@ -23,6 +23,9 @@ def _kinds_with(key: str) -> dict[EventKind, Any]:
 
 SEVERITY: Mapping[EventKind, str] = _kinds_with("severity")
 LASTING = frozenset(_kinds_with("lasts"))
+#: Kinds about one incident, which its end ends; that of a quarantine is its release. A restart
+#: derives them again, so they are sent once until then.
+OF_INCIDENT = frozenset({EventKind.INCIDENT_OPENED, EventKind.HELD})
 DEFAULT_KINDS = frozenset(SEVERITY)
 #: Kinds about one pod or job: those of a route to its owner when the configuration names none.
 POD_KINDS = frozenset({EventKind.JOB_STOPPED, EventKind.BLOCKED, EventKind.FORCED})
@@ -233,8 +236,6 @@ _BY_CAUSE = frozenset(_kinds_with("by_incident"))
 _ENDED_BY_ADMISSION = frozenset(
     {EventKind.HELD, EventKind.SUPPRESSED, EventKind.RELEASED, EventKind.OVERRULED}
 )
-#: The end of an incident ends no quarantine: its release does.
-_OF_INCIDENT = frozenset({EventKind.INCIDENT_OPENED, EventKind.HELD})
 
 
 def resolves(transition: Transition) -> Resolution | None:
@@ -243,7 +244,7 @@ def resolves(transition: Transition) -> Resolution | None:
     match transition.kind:
         case EventKind.INCIDENT_CLOSED:
             every = frozenset(EventKind)
-            return Resolution(node, every, transition.incident, _OF_INCIDENT, at, summary)
+            return Resolution(node, every, transition.incident, OF_INCIDENT, at, summary)
         case EventKind.ADMITTED:
             return Resolution(node, _ENDED_BY_ADMISSION, at=at, summary=summary)
         case EventKind.RELEASED | EventKind.OVERRULED:

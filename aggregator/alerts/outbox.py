@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from aggregator.alerts.alert import LASTING, Alert
+from aggregator.alerts.alert import OF_INCIDENT, Alert
 from aggregator.alerts.alert_codec import decode_alert
 from aggregator.alerts.batch import AlertHold, Batch, Item, chunks
 from aggregator.alerts.composition import MOST_GROUPED, BatchWait, compose, due_rows
@@ -37,7 +37,8 @@ MOST_OF_NODE = 200
 #: Dead letters that are kept for inspection.
 MOST_DEAD = 500
 _MOST_SUMMARIES = 3
-#: Seconds for which the same notice is not sent again. An alert that lasts is sent once.
+#: Seconds for which the same alert is not sent again, unless it has ended in between. Those of an
+#: incident are sent once until they end.
 SAME_WITHIN = 6 * 3600.0
 #: Seconds after which an alert that lasts is forgotten: its end is not sent any more.
 LASTS_AT_MOST = 60 * 86400.0
@@ -84,8 +85,8 @@ class AlertOutbox:
         ``earliest``: of the times that it may be now, by which rows are too old.
         """
         before = now if earliest is None else earliest
-        moment = reported.c.kind.not_in(sorted(LASTING))
-        db.execute(sa.delete(reported).where(reported.c.at < before - SAME_WITHIN, moment))
+        others = reported.c.kind.not_in(sorted(OF_INCIDENT))
+        db.execute(sa.delete(reported).where(reported.c.at < before - SAME_WITHIN, others))
         for table, column, most in (
             (reported, reported.c.at, LASTS_AT_MOST),
             (lasting, lasting.c.at, LASTS_AT_MOST),

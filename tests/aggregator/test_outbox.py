@@ -303,8 +303,8 @@ HELD = happened(kind=EventKind.HELD, details={"limit": "limits.concurrent"})
 
 
 def test_what_a_restart_derives_again_is_not_told_again(path: Path) -> None:
-    """An alert that lasts is told once; a notice again after some hours."""
-    notice = happened(kind=EventKind.LEMON)
+    """An incident that lasts is told once; anything else again after some hours."""
+    notice = happened(kind=EventKind.AGENT_SILENT)
     assert again(path, OPENED, notice) == 2
     assert again(path, replace(OPENED, at=NOW + 60), notice, at=NOW + 60) == 0
     late = NOW + SAME_WITHIN + 1
