@@ -9,8 +9,9 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import aiohttp
 
@@ -117,6 +118,7 @@ class Notifier:
         self._ends_due = clocks.now() + _SETTLED
         self._over: set[tuple[str, str, str]] = set()
         self._failure = ""
+        self._bugs: dict[str, str] = {}
         self._lost_logged = 0
         self._depths: Mapping[str, int] = {}
         self._dead: tuple[DeadDelivery, ...] = ()
@@ -147,13 +149,14 @@ class Notifier:
             )
             for target in self.targets
         }
-        self._writer = asyncio.create_task(keep_up("alerts", self._write), name="alerts")
+        self._writer = self._kept_up("its outbox", self._write)
         self._tasks = [
-            asyncio.create_task(
-                keep_up(target.title, self._senders[target.key].run), name=target.title
-            )
-            for target in self.targets
+            self._kept_up(target.title, self._senders[target.key].run) for target in self.targets
         ]
+
+    def _kept_up(self, what: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        note = partial(self._bugs.__setitem__, what)
+        return asyncio.create_task(keep_up(f"alerts: {what}", work, note), name=what)
 
     async def close(self) -> None:
         """Make durable the alerts that wait in memory, and leave their delivery to the next
@@ -274,9 +277,9 @@ class Notifier:
     @property
     def problem(self) -> str:
         """Why alerts aren't delivered, for page and metrics; empty when they are."""
-        ended = [task for task in (self._writer, *self._tasks) if task is not None and task.done()]
-        if ended and not self._closing:
-            return f"alerts: {ended[0].get_name()} has failed; restart, and report it"
+        for bug in self._bugs.values():
+            if bug:
+                return bug
         if self._failure:
             return f"alerts are not kept: {self._failure}"
         titles = {target.key: target.title for target in self.targets}

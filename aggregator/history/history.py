@@ -103,7 +103,7 @@ class History:
         self._writer: asyncio.Task[None] | None = None
         self._write_thread = WorkerThread("history-writer")
         self._busy_since: float | None = None
-        self._failure = ""
+        self._failure = self._bug = ""
         self._failing_since: float | None = None
         self._closing = False
         self._reported = 0
@@ -115,7 +115,9 @@ class History:
 
     def start(self) -> None:
         """Begin to write. Never fails: a database that is away is retried until it is there."""
-        self._writer = asyncio.create_task(keep_up("history", self._write), name="history")
+        self._writer = asyncio.create_task(
+            keep_up("history", self._write, self._note_bug), name="history"
+        )
 
     async def close(self) -> None:
         """Write the waiting rows, for a few seconds at most, and close the database."""
@@ -174,8 +176,8 @@ class History:
     @property
     def problem(self) -> str:
         """Why history can't be written now; empty when it can. Degraded, not unready."""
-        if self._writer is not None and self._writer.done() and not self._closing:
-            return f"history is not written: its writer has failed{self._losses()}"
+        if self._bug:
+            return f"history is not written: {self._bug}{self._losses()}"
         waited = self._clocks.now() - self._busy_since if self._busy_since is not None else 0.0
         if not self._failure and waited <= _SLOW:
             return ""
@@ -369,6 +371,9 @@ class History:
                 "history is written again", extra={"event": "history.writable", "lost": self.lost}
             )
         self._failure, self._failing_since = "", None
+
+    def _note_bug(self, bug: str) -> None:
+        self._bug = bug
 
     def _append(self, transition: Transition) -> None:
         ident = self._numbers.next(transition.at)

@@ -34,15 +34,19 @@ async def repeat(every: float, step: Callable[[], Awaitable[object]]) -> None:
         await step()
 
 
-async def keep_up(what: str, work: Callable[[], Awaitable[None]]) -> None:
+async def keep_up(
+    what: str, work: Callable[[], Awaitable[None]], note: Callable[[str], object] = str
+) -> None:
     """Until it ends in order. After an unexpected error, which is logged, it begins anew: no bug in
-    a report must end the controller.
+    a report must end the controller. ``note`` takes the problem until then, and "" after it.
     """
     while True:
+        note("")
         try:
             return await work()
         except Exception:
             log.exception("%s met an unexpected error, and begins anew", what)
+            note(f"{what} has failed; report it")
             await asyncio.sleep(AGAIN_AFTER)
 
 
