@@ -84,10 +84,12 @@ def wait_for(
 def state(quarantine: Quarantine | None) -> str:
     """The quarantine in a few words."""
     if quarantine is None:
-        return "it is not in quarantine"
+        return "it is not in quarantine; sickbay explain shows the reason"
     pods = quarantine["pods_remaining"]
     left = f", {words_of(quarantine).count(pods)} left" if pods else ""
     blocked = "".join(
         f", blocked by {one['pod']}: {one['reason']}" for one in quarantine["blockers"][:1]
     )
-    return clean(f"{phase_of(quarantine)}{left}{blocked}")
+    error = quarantine.get("last_error", "")
+    failed = f", its last step failed and is tried again: {error}" if error else ""
+    return clean(f"{phase_of(quarantine)}{left}{blocked}{failed}")

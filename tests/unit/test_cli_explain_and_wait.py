@@ -270,7 +270,12 @@ def test_a_node_without_a_quarantine_is_released_at_once() -> None:
             (quarantine("Draining"),),
             r"not drained within 60 s: Draining, 3 pods left, blocked by a/b: budget",
         ),
-        ("quarantined", (None,), "within 60 s: it is not in quarantine"),
+        (
+            "quarantined",
+            (quarantine("Admitted") | {"blockers": [], "last_error": "close exited with 3"},),
+            "within 60 s: Admitted, 3 pods left, its last step failed .*: close exited with 3",
+        ),
+        ("quarantined", (None,), "within 60 s: it is not in quarantine; sickbay explain"),
         ("released", (CommandFailed("no kubeconfig"),), "no kubeconfig"),
     ],
 )
