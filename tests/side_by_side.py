@@ -65,11 +65,13 @@ class Group:
     """Files of tests, by arguments of pytest, and the number of runs that share them.
 
     ``then``: the group of which one more run begins when a run of this one has ended.
+    ``niceness``: of its runs; those that mostly wait come first where it is higher.
     """
 
     runs: int
     arguments: Sequence[str]
     then: str = ""
+    niceness: int = 0
 
     def count_files(self) -> int:
         """The number of files with tests, as pytest finds them."""
@@ -88,16 +90,21 @@ def _machine_files() -> tuple[str, ...]:
 
 MACHINE_FILES = _machine_files()
 GROUPS: Mapping[str, Group] = {
-    "rest": Group(5, ("tests", *(f"--ignore={one}" for one in (*MACHINE_FILES, *CLUSTER, *APART)))),
+    # They compute, so they take what the others leave: the tests of a cluster end last otherwise.
+    "rest": Group(
+        6,
+        ("tests", *(f"--ignore={one}" for one in (*MACHINE_FILES, *CLUSTER, *APART))),
+        niceness=5,
+    ),
     "machine": Group(1, MACHINE_FILES, then="rest"),
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
     "cluster": Group(4, CLUSTER, then="rest"),
 }
 #: A further run begins only where more files are left than this: its files import some more.
 FEW_LEFT = 20
-#: A further run begins only where fewer runs are at work than this for each processor. With four,
-#: the processors idled for a fifth of some three minutes: half of the runs wait.
-PER_PROCESSOR = 5
+#: A further run begins only where fewer runs are at work than this for each processor. With five,
+#: the processors idled for a tenth of the time: half of the runs wait.
+PER_PROCESSOR = 6
 #: Commands beside the tests. The control plane is built while tests without one run, with a higher
 #: priority where the user is root, because the tests of the cluster wait for it. A build that fails
 #: is a failure, though the tests that need it skip.
@@ -129,10 +136,12 @@ class Run:
         command: Sequence[str],
         program: Program | None = None,
         left: Callable[[], int] | None = None,
+        niceness: int = 0,
     ) -> None:
         """``program``: that of which ``command`` has the arguments."""
         self.name = name
         self.left = left
+        self.niceness = niceness
         self.code: int | None = None
         self._command = command
         self._program = program
@@ -155,6 +164,9 @@ class Run:
         with os.fdopen(theirs, "wb") as output:
             # The fork server may still be loading.
             self._process = await asyncio.to_thread(self._start, output)
+        if self.niceness:
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, self.niceness)
         if self._interrupted:
             self.interrupt()
 
@@ -241,7 +253,7 @@ def runs_of_tests(
         own = name if alone else f"{name}-{numbers[name]}"
         shared = ("-p", "tests.claims", f"--claims={claims / name}", *NO_PERCENTAGE)
         arguments = (*groups[name].arguments, *shared, f"--junitxml={RESULTS / own}.xml")
-        return Run(own, (*arguments, *options), PYTEST, left)
+        return Run(own, (*arguments, *options), PYTEST, left, groups[name].niceness)
 
     def left_of(name: str) -> int:
         return groups[name].count_files() - len(list((claims / name).iterdir()))

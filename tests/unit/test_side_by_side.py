@@ -131,6 +131,16 @@ async def test_a_run_whose_group_has_ended_helps_with_another_groups_files(
         assert "a-2" not in capfd.readouterr().out.partition("===== all =====\n")[2], name
 
 
+async def test_a_run_has_the_niceness_of_its_group(tmp_path: Path, results: Path) -> None:
+    (tmp_path / "test_nice.py").write_text(
+        "import os\nfrom tests.support.waiting import patiently\n"
+        "def test_it():\n"
+        "    assert any(os.getpriority(os.PRIO_PROCESS, 0) == 12 for _ in patiently())\n"
+    )
+    group = Group(1, [str(tmp_path)], niceness=12)
+    assert await side_by_side.main(OPTIONS, {"a": group}) == 0
+
+
 @pytest.mark.slow
 async def test_a_file_is_imported_by_the_one_process_that_runs_it(
     tmp_path: Path, results: Path, capfd: pytest.CaptureFixture[str]
