@@ -98,7 +98,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "machine": Group(1, MACHINE_FILES, then="rest"),
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
-    "cluster": Group(4, CLUSTER, then="rest"),
+    "cluster": Group(5, CLUSTER, then="rest"),
 }
 #: A further run begins only where more files are left than this: its files import some more.
 FEW_LEFT = 20
