@@ -54,13 +54,16 @@ class GpuRecovery(gpu_common.GpuCheck):
         return [*clearings, *self._per_gpu.observe(sample, evaluate, "recovery")]
 
     def _clearing(self, gpu: Gpu, at: float) -> list[Clearing]:
-        if not gpu.uuid:
-            return []
+        return [*self._started(gpu, at), *self._reset(gpu, at)] if gpu.uuid else []
+
+    def _started(self, gpu: Gpu, at: float) -> list[Clearing]:
         answers = gpu.clocks is not None and not gpu_common.is_ill(gpu)
-        if answers and self._sources.driver_log.has_started(gpu.pci, at):
-            names = gpu.uuid, f"pci:{gpu.pci}"  # it may have had no UUID
-            started = [Clearing(name, "gpu-reset", _INIT_FAILED) for name in names]
-            return [*started, *self._clearing(gpu, at)]
+        if not (answers and self._sources.driver_log.take_start(gpu.pci, at)):
+            return []
+        names = gpu.uuid, f"pci:{gpu.pci}"  # it may have had no UUID
+        return [Clearing(name, "gpu-reset", _INIT_FAILED) for name in names]
+
+    def _reset(self, gpu: Gpu, at: float) -> list[Clearing]:
         if self._was_loaded_anew(gpu, at):
             self._wanted.discard(gpu.uuid)
             return [Clearing(component=gpu.uuid, how="gpu-reset")]

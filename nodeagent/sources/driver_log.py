@@ -36,8 +36,8 @@ class DriverLog:
         self.erred(address)
         self._not_started[address] = at
 
-    def has_started(self, address: str, at: float) -> bool:
-        """Whether a GPU that answers ``at`` had failed to start before; true once."""
+    def take_start(self, address: str, at: float) -> bool:
+        """The GPU answers ``at``. Whether it had failed to start before, which is over now."""
         failed = self._not_started.get(address, math.inf) < at
         if failed:
             del self._not_started[address]
