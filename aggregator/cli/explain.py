@@ -269,10 +269,10 @@ def _to_do(answer: Answer, how: str) -> Iterator[str]:
             yield f"More about this hold: {hold['documentation']}"
     if quarantine is not None:
         yield quarantine["advice"]
-    told = quarantine["advice"] if quarantine is not None else ""
+    given = quarantine["advice"] if quarantine is not None else ""
     for incident in answer["incidents"]:
         remedy = incident["advice"].partition(". ")[0]
-        if not (remedy and remedy in told):
+        if not (remedy and remedy in given):
             yield incident["advice"]
     new, node = _new_node(answer), answer["node"]
     acts = _acts_on(answer, how)

@@ -38,7 +38,7 @@ PARAMS = (
 
 
 async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobReport:
-    """The report, a minute old at most. ``values``: of `PARAMS`, and maybe ``days`` in place of
+    """The report, a minute old at most. ``values``: of `PARAMS`, and maybe ``days`` instead of
     ``since``. Raises BadQuery.
     """
     query = tuple(sorted(values.items()))

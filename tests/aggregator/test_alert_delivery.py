@@ -373,8 +373,8 @@ async def test_an_address_that_a_mail_server_refuses_is_told_and_the_others_have
             alerts.record_event(happened("n1"))
             await until(lambda: delivered(alerts) == 1, lambda: alerts.problem)
     assert len(mailbox.mails) == 1
-    [told] = [one for one in caplog.records if "refused one of several" in one.message]
-    assert (vars(told)["address"], vars(told)["because"]) == (to[0], "5.1.1 no such user")
+    [line] = [one for one in caplog.records if "refused one of several" in one.message]
+    assert (vars(line)["address"], vars(line)["because"]) == (to[0], "5.1.1 no such user")
 
 
 async def test_a_mail_server_is_verified_and_logged_in_to(tmp_path: Path) -> None:

@@ -262,8 +262,8 @@ def test_the_commands_of_an_alert_have_the_options_that_each_takes() -> None:
     by = Router(
         targets_of(settings), settings, FleetContext(fleet, "", ()), advise=FleetAdvice(fleet)
     )
-    told = alert(happened("n1", K.HELD, limit="stop"), by).advice
-    act, _, read = told.partition(". Causes and next steps: ")
+    advice = alert(happened("n1", K.HELD, limit="stop"), by).advice
+    act, _, read = advice.partition(". Causes and next steps: ")
     assert act.endswith("sickbay resume --local /var/lib/cluster.db")
     for command in (act[act.index("sickbay resume") :], read):
         name, *given = shlex.split(command)

@@ -89,10 +89,10 @@ async def test_a_bug_is_logged_and_the_writer_goes_on(
 
     monkeypatch.setattr(Database, "write", wrong_at_first)
     monkeypatch.setattr(tasks, "AGAIN_AFTER", 0.05)
-    told = "history is not written: history has failed; report it"
+    problem = "history is not written: history has failed; report it"
     async with place.history() as history:
         history.record_event(happened(1e9))
-        await until(lambda: history.problem == told)
+        await until(lambda: history.problem == problem)
         bugs.clear()
         await until(lambda: history.written == 1)
         assert history.problem == ""
