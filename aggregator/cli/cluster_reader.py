@@ -101,7 +101,7 @@ class ClusterReader:
         found, missing = {}, []
         for kind, (where, query) in wanted.items():
             try:
-                body = await api.request("GET", where, Priority.READ, query=query)
+                body = await api.get(where, Priority.READ, query=query)
                 found[kind] = json.loads(body)
             except ClusterError as error:
                 missing.append(f"{kind}: {error}")
@@ -149,7 +149,7 @@ class ClusterReader:
     async def _stop(self, api: Transport) -> str | None:
         try:
             where = paths.stop(self._namespace)
-            body = await api.request("GET", where, Priority.READ)
+            body = await api.get(where, Priority.READ)
         except ClusterError:
             return None
         return to_stop(decode(body, ConfigMap)).reason or ""
@@ -159,7 +159,7 @@ async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
     """The node's Quarantine, or None where it has none. Raises ClusterError."""
     where = paths.quarantine(node)
     try:
-        body = await api.request("GET", where, Priority.READ)
+        body = await api.get(where, Priority.READ)
     except NotFound:
         return None
     [found] = await join_operations(api, [decode_quarantine(body)], node)
@@ -169,7 +169,7 @@ async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
 async def _node(api: Transport, name: str) -> dict[str, Any] | None:
     """The Node object, or None where there is none, empty where the account may not read it."""
     try:
-        body = await api.request("GET", paths.node(name), Priority.READ)
+        body = await api.get(paths.node(name), Priority.READ)
     except NotFound:
         return None
     except Refused as error:

@@ -35,6 +35,7 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
 )
 from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
 from aggregator.cluster.port import (
+    UNGUARDED,
     Conflict,
     NotFound,
     Operation,
@@ -89,7 +90,7 @@ class KubeActions:
     async def release(self, api: Transport, node: str) -> str:
         where = paths.quarantine(node)
         try:
-            body = await api.request("GET", where, Priority.RELEASE)
+            body = await api.get(where, Priority.RELEASE)
             found = decode_quarantine(body)
             fence = {"preconditions": {"uid": found.uid}}
             await self._write(api, "DELETE", where, fence, Priority.RELEASE)
@@ -100,7 +101,7 @@ class KubeActions:
     @with_api
     async def open_order(self, api: Transport, node: str) -> str:
         try:
-            body = await api.request("GET", paths.quarantine(node), Priority.RELEASE)
+            body = await api.get(paths.quarantine(node), Priority.RELEASE)
         except NotFound:
             return ""
         [found] = await join_operations(api, [decode_quarantine(body)], node)
@@ -120,7 +121,7 @@ class KubeActions:
         try:
             await self._write(api, "POST", paths.QUARANTINES, body, Priority.TAINT)
         except Conflict as error:
-            known = await api.request("GET", paths.quarantine(node), Priority.TAINT)
+            known = await api.get(paths.quarantine(node), Priority.TAINT)
             change = f"kubectl edit quarantine {node}, or release it first"
             text = actions.already(node, decode_quarantine(known).spec, change=change)
             raise CommandFailed(text) from error
@@ -141,7 +142,7 @@ class KubeActions:
     async def annotate(self, api: Transport, node: str, change: actions.AnnotationChange) -> str:
         where = paths.node(node)
         try:
-            body = await api.request("GET", where, Priority.RECORD, accept=METADATA)
+            body = await api.get(where, Priority.RECORD, accept=METADATA)
             meta = decode(body, PartialObjectMetadata).metadata
             if change.idle and not change.changes(meta.annotations or {}):
                 return change.idle
@@ -189,7 +190,7 @@ class KubeActions:
         lane: Priority = Priority.RECORD,
     ) -> None:
         """Send a write, which the API server checks and then forgets in a dry run."""
-        await api.request(method, where, lane, query=self._dry, body=encode(body))
+        await api.request(method, where, lane, query=self._dry, body=encode(body), guard=UNGUARDED)
 
     # -- the stop switch -----------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class KubeActions:
         """Why it is stopped, "" when it is not, None where the switch's object does not exist."""
         try:
             where = paths.stop(self._namespace)
-            body = await api.request("GET", where, Priority.RECORD)
+            body = await api.get(where, Priority.RECORD)
         except NotFound:
             return None
         return to_stop(decode(body, ConfigMap)).reason or ""
@@ -240,7 +241,7 @@ async def _must_be_a_node(api: Transport, node: str) -> None:
     not checked.
     """
     try:
-        body = await api.request("GET", paths.node(node), Priority.RECORD, accept=METADATA)
+        body = await api.get(paths.node(node), Priority.RECORD, accept=METADATA)
         decode(body, PartialObjectMetadata)
     except NotFound as error:
         raise CommandFailed(f'there is no node "{node}"\n  See: kubectl get nodes') from error
@@ -253,7 +254,7 @@ async def _pods_on(api: Transport, node: str) -> tuple[list[str] | None, int]:
     """The pods that a drain would evict, and how many stay. None where they can't be listed."""
     query = {"fieldSelector": f"spec.nodeName={node}"}
     try:
-        body = await api.request("GET", paths.PODS, Priority.READ, query=query)
+        body = await api.get(paths.PODS, Priority.READ, query=query)
     except Refused as error:
         if error.status != 403:
             raise

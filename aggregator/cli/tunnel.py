@@ -160,14 +160,14 @@ class Tunnel:
             raise Unreached(clean(error)) from error
 
     async def _list(self, api: Transport) -> Sequence[AggregatorPod]:
-        body = await api.request(
-            "GET", paths.pods(self._namespace), Priority.READ, query={"labelSelector": _SELECTOR}
+        body = await api.get(
+            paths.pods(self._namespace), Priority.READ, query={"labelSelector": _SELECTOR}
         )
         return aggregator_pods(json.loads(body))
 
     async def _bundle(self, api: Transport) -> bytes:
         where = paths.ca(self._namespace)
-        return await api.request("GET", where, Priority.READ)
+        return await api.get(where, Priority.READ)
 
     async def _connect(
         self,

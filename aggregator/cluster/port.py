@@ -78,7 +78,8 @@ async def _allow() -> None:
     """Raises nothing."""
 
 
-#: For what undoes, reports or takes an order back.
+#: For what begins no act of ours on a node: reads, reports, what takes an order or leftovers back,
+#: writes that a version fences, and the commands of a person, who answers for them.
 UNGUARDED = Guard(_allow)
 
 #: The same for a write that reads the Node itself: it gets that Node's annotations, or None, if the
@@ -1067,7 +1068,7 @@ class NodesAndPods(Protocol):
         *,
         node_uid: str,
         wanted: Mapping[str, NodeCondition | None],
-        guard: NodeGuard | None = None,
+        guard: NodeGuard,
     ) -> WrittenConditions:
         """Conditions for other tools, by type; None removes one. Another's is left as it is.
 
@@ -1076,7 +1077,7 @@ class NodesAndPods(Protocol):
         """
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard
     ) -> None:
         """Write it unless the Node shows just that. `Conflict` where another node has the name.
 
@@ -1096,9 +1097,7 @@ class SharedObjects(Protocol):
     async def read_record(self) -> RecordText:
         """The record, made empty if it is not there. Never from a cache."""
 
-    async def write_record(
-        self, text: str, version: str, *, guard: Guard | None = None
-    ) -> RecordText: ...
+    async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText: ...
 
     async def read_stop(self) -> StopText:
         """The stop switch. Never from a cache, and ahead of all queued requests."""

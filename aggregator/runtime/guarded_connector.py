@@ -14,7 +14,7 @@ _CHECK: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("check", d
 
 
 @contextlib.contextmanager
-def checked_by(check: Callable[[], Awaitable[None]] | None) -> Iterator[None]:
+def checked_by(check: Callable[[], Awaitable[None]]) -> Iterator[None]:
     """Requests of this task await ``check`` once their connection is there; it raises to send
     nothing.
     """

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aggregator.cluster.node_names import LABEL, TAINT, is_marked
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     ClusterError,
     Evicted,
@@ -132,7 +133,7 @@ class Watched(MemoryCluster):
         super().__init__(world, fails=machine.fails, loses=machine.loses)
         self._machine = machine
 
-    async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+    async def _call(self, name: str, effect: Callable[[], T], guard: Guard = UNGUARDED) -> T:
         def watched() -> T:
             entries = self._machine.entries()
             made = {node: one.uid for node, one in self.world.quarantines.items()}
@@ -148,7 +149,7 @@ class Watched(MemoryCluster):
         *,
         dry_run: bool = False,
         background: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> EvictionResult:
         result = await super().evict(pod, dry_run=dry_run, background=background, guard=guard)
         if not dry_run:

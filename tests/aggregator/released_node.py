@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     ClusterError,
     EvidenceItem,
@@ -105,7 +106,7 @@ class Back(Bench):
         spec = changes.pop("spec", None)
         base = made(phase, node_uid=node.uid, cordoned_at=4000.0, **changes)
         known = self.stands(replace(base, spec=spec) if spec is not None else base)
-        node = await self.cluster.patch_node(node, cordon_change(node, known))
+        node = await self.cluster.patch_node(node, cordon_change(node, known), guard=UNGUARDED)
         self.node_state.take_node(node)
         return known
 

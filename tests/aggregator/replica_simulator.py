@@ -16,6 +16,7 @@ from typing import TypeVar
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
+    UNGUARDED,
     ClusterEvent,
     Guard,
     Phase,
@@ -195,7 +196,7 @@ class ClusterAt(MemoryCluster):
         self._told: dict[str, str] = {}
         self._stop_told = False
 
-    async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+    async def _call(self, name: str, effect: Callable[[], T], guard: Guard = UNGUARDED) -> T:
         host, settings, sim = self._host, self._settings, self._sim
         sent_at, in_place = 0.0, False
 

@@ -171,16 +171,12 @@ class World:
 
     async def start(self) -> None:
         await self.cluster.start()
-        self.quarantine = await self.cluster.create_quarantine("n1", SPEC)
+        self.quarantine = await self.cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         clocks = Clocks(self._now, time.time)
         self._switch = StopSwitch(self.cluster, clocks=clocks, may_act=lambda: self._is_controller)
         read = quarantine_read(self.cluster, self.quarantine)
         fresh = FreshRead(read, clocks=clocks, began=self._now())
-        inner = act_guard(
-            switch=self._switch,
-            against=str,
-            fresh=fresh,
-        )
+        inner = act_guard(switch=self._switch, against=str, fresh=fresh)
 
         async def check() -> None:
             self.checks += 1
@@ -230,11 +226,6 @@ NOT_ACTS = {
 NOT_ACTS_ON_OBJECTS = {"resource", "get", "find", "select", "lacks"}
 #: A cancellation has no guard.
 NOT_ACTS_ON_SLURM = {"read_nodes", "read_jobs", "read_controller", "cancel_reboot"}
-PROTOCOLS = (
-    (Cluster, NOT_ACTS),
-    (ObjectStore, NOT_ACTS_ON_OBJECTS),
-    (SlurmClient, NOT_ACTS_ON_SLURM),
-)
 
 
 def methods_of(protocol: type) -> set[str]:
@@ -245,10 +236,6 @@ def methods_of(protocol: type) -> set[str]:
         "lists_all",
         "user",
     }
-
-
-def takes_guard(method: Callable[..., object]) -> bool:
-    return "guard" in inspect.signature(method).parameters
 
 
 def classes_with(package: Any, method: str) -> Iterator[type]:
@@ -271,23 +258,6 @@ def acts() -> set[str]:
     found |= {f"slurmrestd.{name}" for name in of_slurm - {"reboot"}}  # by a program alone
     found |= {one.__name__ for one in classes_with(aggregator.repairers, "order")}
     return found | {one.__name__ for one in classes_with(aggregator.hooks, "call")}
-
-
-def test_every_method_that_acts_takes_a_guard() -> None:
-    assert takes_guard(SlurmCluster.record)
-    for protocol, others in PROTOCOLS:
-        assert others < methods_of(protocol) | {"record_place"}
-        for name in methods_of(protocol) - others:
-            assert takes_guard(getattr(protocol, name)), name
-    for package, method in ((aggregator.repairers, "order"), (aggregator.hooks, "call")):
-        for one in classes_with(package, method):
-            assert takes_guard(getattr(one, method)), one
-
-
-def test_no_client_ends_a_quarantine_without_a_guard() -> None:
-    for client in (KubeCluster, LocalCluster, SlurmCluster):
-        guard = inspect.signature(client.drop_quarantine).parameters["guard"]
-        assert guard.default is inspect.Parameter.empty, client
 
 
 def test_every_act_has_a_case() -> None:
@@ -761,7 +731,7 @@ async def local_quarantine(here: World) -> bool:
 
 
 async def local_drop(here: World) -> bool:
-    made = await here.cluster.create_quarantine("n2", SPEC)
+    made = await here.cluster.create_quarantine("n2", SPEC, guard=UNGUARDED)
     await outcome(asyncio.ensure_future(here.cluster.drop_quarantine(made, guard=here.guard)))
     return await here.cluster.read_quarantine("n2") is None
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.port import ClusterError, Guard, NodeMeta, Phase, RecordText, Refused
+from aggregator.cluster.port import (
+    UNGUARDED,
+    ClusterError,
+    Guard,
+    NodeMeta,
+    Phase,
+    RecordText,
+    Refused,
+)
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.decide.admission import FleetSize, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
@@ -345,16 +353,14 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
     class Early(MemoryCluster):
         """An event comes before the answer to a write, and may be of another's later write."""
 
-        async def write_record(
-            self, text: str, version: str, *, guard: Guard | None = None
-        ) -> RecordText:
+        async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText:
             written = await super().write_record(text, version, guard=guard)
             assert record_writer.seen(written)
             if "n1" in text and "n2" not in text:
                 other = parse_record(text).enter([Entry("n2", "i", "", "drain", 9.0)], "p")
                 other = replace(other, generation=other.generation + 1)
                 assert record_writer.seen(
-                    await super().write_record(dump_record(other), written.version)
+                    await super().write_record(dump_record(other), written.version, guard=UNGUARDED)
                 )
             return written
 

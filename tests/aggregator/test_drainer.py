@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Blocker,
     Conflict,
@@ -86,7 +87,7 @@ class Drain(Bench):
     async def marked(self, phase: Phase = Phase.CORDONED, **changes: Any) -> Any:
         node = self.world.nodes["n1"]
         known = self.stands(made(phase, node_uid=node.uid, cordoned_at=4000.0, **changes))
-        await self.cluster.patch_node(node, cordon_change(node, known))
+        await self.cluster.patch_node(node, cordon_change(node, known), guard=UNGUARDED)
         return known
 
 

@@ -79,38 +79,38 @@ Late = Callable[[LocalCluster, LocalCluster], Awaitable[None]]
 
 async def late_record(one: LocalCluster, other: LocalCluster) -> None:
     read = await one.read_record()
-    await other.write_record("theirs", (await other.read_record()).version)
-    await one.write_record("mine", read.version)
+    await other.write_record("theirs", (await other.read_record()).version, guard=UNGUARDED)
+    await one.write_record("mine", read.version, guard=UNGUARDED)
 
 
 async def record_after_a_stop(one: LocalCluster, other: LocalCluster) -> None:
     read = await one.read_record()
     await other._write(other._open.set_stop, "drill")
-    await one.write_record("mine", read.version)
+    await one.write_record("mine", read.version, guard=UNGUARDED)
 
 
 async def late_spec(one: LocalCluster, other: LocalCluster) -> None:
-    quarantine = await one.create_quarantine("n1", SPEC)
+    quarantine = await one.create_quarantine("n1", SPEC, guard=UNGUARDED)
     await other.write_quarantine_status(quarantine, QuarantineStatus(Phase.RELEASING))
     await one.write_quarantine_spec(quarantine, replace(SPEC, action=Action.CORDON))
 
 
 async def late_status(one: LocalCluster, other: LocalCluster) -> None:
-    quarantine = await one.create_quarantine("n1", SPEC)
+    quarantine = await one.create_quarantine("n1", SPEC, guard=UNGUARDED)
     await other.write_quarantine_status(quarantine, QuarantineStatus(Phase.CORDONED))
     await one.write_quarantine_status(quarantine, QuarantineStatus(Phase.CORDONED))
 
 
 async def status_of_another_object(one: LocalCluster, other: LocalCluster) -> None:
-    quarantine = await one.create_quarantine("n1", SPEC)
+    quarantine = await one.create_quarantine("n1", SPEC, guard=UNGUARDED)
     await other.drop_quarantine(quarantine, guard=UNGUARDED)
-    await other.create_quarantine("n1", SPEC)
+    await other.create_quarantine("n1", SPEC, guard=UNGUARDED)
     await one.write_quarantine_status(quarantine, QuarantineStatus(Phase.CORDONED))
 
 
 async def second_object(one: LocalCluster, other: LocalCluster) -> None:
-    await other.create_quarantine("n1", SPEC)
-    await one.create_quarantine("n1", SPEC)
+    await other.create_quarantine("n1", SPEC, guard=UNGUARDED)
+    await one.create_quarantine("n1", SPEC, guard=UNGUARDED)
 
 
 async def late_patch(one: LocalCluster, other: LocalCluster) -> None:
@@ -118,8 +118,8 @@ async def late_patch(one: LocalCluster, other: LocalCluster) -> None:
     theirs = await other.read_node("n1")
     assert node is not None
     assert theirs is not None
-    await other.patch_node(theirs, NodeChange(annotations={"released": "1"}))
-    await one.patch_node(node, NodeChange(taints=(OURS,)))
+    await other.patch_node(theirs, NodeChange(annotations={"released": "1"}), guard=UNGUARDED)
+    await one.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
 
 
 @pytest.mark.parametrize(
@@ -145,20 +145,24 @@ async def test_a_late_patch_runs_no_command(path: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     async with opened(path, Commands(cordon=("touch", str(ran)))) as cluster:
         node = present(await cluster.read_node("n1"))
-        await cluster.patch_node(node, NodeChange(annotations={"released": "1"}))
+        await cluster.patch_node(node, NodeChange(annotations={"released": "1"}), guard=UNGUARDED)
         with pytest.raises(Conflict):
-            await cluster.patch_node(node, NodeChange(taints=(OURS,)))
+            await cluster.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
         assert not ran.exists()
         again = present(await cluster.read_node("n1"))
-        await cluster.patch_node(again, NodeChange(taints=(OURS,)))
+        await cluster.patch_node(again, NodeChange(taints=(OURS,)), guard=UNGUARDED)
         assert ran.exists()
 
 
 async def test_a_patch_that_changes_nothing_leaves_the_version(path: Path) -> None:
     async with opened(path) as cluster:
         node = present(await cluster.read_node("n1"))
-        assert await cluster.patch_node(node, NodeChange(unschedulable=False)) == node
-        other = await cluster.patch_node(node, NodeChange(labels={"a": "1", "b": None}))
+        assert (
+            await cluster.patch_node(node, NodeChange(unschedulable=False), guard=UNGUARDED) == node
+        )
+        other = await cluster.patch_node(
+            node, NodeChange(labels={"a": "1", "b": None}), guard=UNGUARDED
+        )
         assert other.version != node.version
         assert other.labels == {"a": "1"}
 
@@ -176,7 +180,7 @@ async def test_everything_written_comes_back_as_it_was(path: Path) -> None:
         blockers=(Blocker("jobs/a", "a budget", 7.0),),
     )
     async with opened(path) as cluster:
-        quarantine = await cluster.create_quarantine("n1", SPEC)
+        quarantine = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         written = await cluster.write_quarantine_status(quarantine, status)
         assert (written.spec, written.status, written.has_finalizer) == (SPEC, status, True)
     async with opened(path) as again:
@@ -187,9 +191,9 @@ async def test_everything_written_comes_back_as_it_was(path: Path) -> None:
 
 async def test_dropping_is_by_uid_and_twice_is_no_error(path: Path) -> None:
     async with opened(path) as cluster:
-        old = await cluster.create_quarantine("n1", SPEC)
+        old = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         await cluster.drop_quarantine(old, guard=UNGUARDED)
-        new = await cluster.create_quarantine("n1", SPEC)
+        new = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         await cluster.drop_quarantine(old, guard=UNGUARDED)
         assert await cluster.read_quarantine("n1") == new
         with pytest.raises((NotFound, Conflict)):
@@ -201,7 +205,7 @@ async def test_dropping_is_by_uid_and_twice_is_no_error(path: Path) -> None:
 
 async def test_news_begin_with_all_there_is_and_go_on_with_what_changes(path: Path) -> None:
     async with opened(path) as cluster:
-        first = await cluster.create_quarantine("n1", SPEC)
+        first = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         async with collected_events(cluster) as heard:
             await until(lambda: len(heard) == 4)
             assert heard[0] == StopSeen(StopText(None, "1"))
@@ -223,7 +227,7 @@ async def test_what_another_process_writes_is_news_within_a_second(path: Path) -
     async with opened(path) as cluster, collected_events(cluster) as heard:
         await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
         node = present(await cluster.read_node("n1"))
-        await cluster.patch_node(node, NodeChange(unschedulable=True))
+        await cluster.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED)
         took: list[float] = []
         while len(took) < 5 and min(took, default=1.0) >= 1.0:  # once may be this machine's doing
             word = f"drill {len(took)}"
@@ -254,7 +258,7 @@ async def test_a_file_that_cannot_be_read_loses_the_view_and_brings_all_of_it_ba
             return look()
 
         monkeypatch.setattr(cluster, "poll_nodes", counted)
-        quarantine = await cluster.create_quarantine("n1", SPEC)
+        quarantine = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         async with collected_events(cluster) as heard:
             await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
             heard.clear()
@@ -280,7 +284,7 @@ async def test_a_file_that_is_taken_away_is_not_gone_on_with_in_secret(
 ) -> None:
     monkeypatch.setattr(local_module, "AGAIN", 0.02)
     async with opened(path) as cluster:
-        quarantine = await cluster.create_quarantine("n1", SPEC)
+        quarantine = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         async with collected_events(cluster) as heard:
             await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
             heard.clear()
@@ -326,10 +330,10 @@ async def test_a_file_that_somebody_locks_is_unreachable_and_not_lost(path: Path
         rows = of_type(cluster._store._rows, SqliteRows)
         rows._db.execute("PRAGMA busy_timeout=50")
         with pytest.raises(Unreachable, match="locked"):
-            await cluster.create_quarantine("n1", SPEC)
+            await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         other.execute("ROLLBACK")
         other.close()
-        await cluster.create_quarantine("n1", SPEC)
+        await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +386,7 @@ def test_every_failure_of_the_file_is_an_error_of_the_protocol(path: Path) -> No
 
 async def test_a_status_of_a_later_version_is_read_in_part_and_kept_in_the_file(path: Path) -> None:
     async with opened(path) as cluster:
-        made = await cluster.create_quarantine("n1", SPEC)
+        made = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         hook = HookStatus(HookState.RUNNING, started_at=1.0)
         status = QuarantineStatus(Phase.DRAINED, pre_evict=hook)
         await cluster.write_quarantine_status(made, status)

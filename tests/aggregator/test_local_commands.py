@@ -73,10 +73,10 @@ async def test_a_name_that_a_program_takes_for_other_nodes_runs_no_command(
         await run_command(argv, key=KEY, values=VALUES | {"node": name}, limit=20, guard=UNGUARDED)
     async with opened(path, Commands(argv, argv, argv)) as cluster:
         with pytest.raises(Refused, match="expected "):
-            await cluster.create_quarantine(name, SPEC)
+            await cluster.create_quarantine(name, SPEC, guard=UNGUARDED)
         node = present(await cluster.read_node(name))
         with pytest.raises(SiteCommandFailed, match="expected "):
-            await cluster.patch_node(node, NodeChange(taints=(OURS,)))
+            await cluster.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
     assert not (tmp_path / "ran").exists()
 
 
@@ -253,17 +253,17 @@ async def test_the_drain_command_is_tried_until_it_succeeds_and_then_no_more(
     drain = ("sh", "-c", f"echo run >> {runs}; test -e {go}")
     async with opened(path, Commands(drain=drain)) as cluster:
         assert await cluster.pods_on("n1") == []
-        await cluster.create_quarantine("n1", SPEC)
+        await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         (pod,) = await cluster.pods_on("n1")
-        blocked = await cluster.evict(pod)
+        blocked = await cluster.evict(pod, guard=UNGUARDED)
         assert (blocked.outcome, blocked.message) == (Evicted.BLOCKED, "sh exited with 1")
         go.touch()
-        assert (await cluster.evict(pod)).outcome is Evicted.ACCEPTED
+        assert (await cluster.evict(pod, guard=UNGUARDED)).outcome is Evicted.ACCEPTED
         assert await cluster.pods_on("n1") == []
         assert runs.read_text() == "run\n" * 2
     async with opened(path, Commands(drain=drain)) as again:
         assert await again.pods_on("n1") == []
         quarantine = present(await again.read_quarantine("n1"))
         await again.drop_quarantine(quarantine, guard=UNGUARDED)
-        await again.create_quarantine("n1", SPEC)
+        await again.create_quarantine("n1", SPEC, guard=UNGUARDED)
         assert len(await again.pods_on("n1")) == 1  # another quarantine is another drain

@@ -167,9 +167,7 @@ class Interrupted(Logged):
         self.away = away
         self._is_first = True
 
-    async def patch_node(
-        self, node: Node, change: NodeChange, *, guard: Guard | None = None
-    ) -> Node:
+    async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         patched = await super().patch_node(node, change, guard=guard)
         if self._is_first:
             self._is_first = False

@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.cluster.node_names import OVERRULED, is_marked
 from aggregator.cluster.port import (
+    UNGUARDED,
     AdmissionRefused,
     Guard,
     Node,
@@ -192,7 +193,7 @@ class SlowVerdicts(MemoryCluster):
 
     asked_for = 0
 
-    async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+    async def _call(self, name: str, effect: Callable[[], T], guard: Guard = UNGUARDED) -> T:
         if name == "verdict":
             self.asked_for += 1
             await asyncio.sleep(60)

@@ -44,7 +44,7 @@ class Recorder(MemoryCluster):
         *,
         node_uid: str,
         wanted: Mapping[str, NodeCondition | None],
-        guard: NodeGuard | None = None,
+        guard: NodeGuard,
     ) -> WrittenConditions:
         assert guard is not None
         worsens = any(one is not None and one.unhealthy for one in wanted.values())

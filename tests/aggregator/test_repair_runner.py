@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.port import (
+    UNGUARDED,
     Guard,
     GuardRefused,
     Node,
@@ -724,7 +725,7 @@ class SlowWrites(MemoryCluster):
         await later(0.9)
         return await super().write_quarantine_status(quarantine, status)
 
-    async def _call(self, name: str, effect: Any, guard: Guard | None = None) -> Any:
+    async def _call(self, name: str, effect: Any, guard: Guard = UNGUARDED) -> Any:
         await later(3.5 if name == "repair" else 0.0)
         return await super()._call(name, effect, guard)
 

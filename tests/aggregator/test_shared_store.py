@@ -18,6 +18,7 @@ from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.local.postgres_lease import PostgresLease
 from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.port import (
+    UNGUARDED,
     Conflict,
     NodeChange,
     QuarantineSeen,
@@ -119,7 +120,7 @@ async def test_no_write_of_several_replicas_is_lost(place: StorePlace) -> None:
             read = await cluster.read_record()
             await asyncio.sleep(rng.choice((0, 0, 0.002)))
             try:
-                written = await cluster.write_record(f"{read.text}x", read.version)
+                written = await cluster.write_record(f"{read.text}x", read.version, guard=UNGUARDED)
             except Conflict:
                 refused += 1
             else:
@@ -178,7 +179,7 @@ async def test_a_replica_that_stops_within_a_change_holds_the_others_up_for_seco
             await begun.wait()
             async with opened(place) as other:
                 read = await other.read_record()
-                assert (await other.write_record("x", read.version)).text == "x"
+                assert (await other.write_record("x", read.version, guard=UNGUARDED)).text == "x"
                 going_on.append(True)
                 with pytest.raises(Unreachable):
                     await change
@@ -191,7 +192,7 @@ async def test_a_replica_that_stops_within_a_change_holds_the_others_up_for_seco
 async def test_what_another_replica_writes_is_news(place: StorePlace) -> None:
     async with opened(place) as one, opened(place) as other, collected_events(one) as heard:
         await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
-        made = await other.create_quarantine("n1", SPEC)
+        made = await other.create_quarantine("n1", SPEC, guard=UNGUARDED)
         await until(lambda: QuarantineSeen(made) in heard)
         await other._write(other._open.set_stop, "drill")
         await until(lambda: any(isinstance(item, StopSeen) and item.stop.reason for item in heard))
@@ -207,18 +208,20 @@ async def test_a_database_that_is_away_loses_the_view_and_brings_all_of_it_back(
     server = await asyncio.to_thread(start_postgres)
     place = place_on(server, await asyncio.to_thread(server.new_database))
     async with opened(place) as cluster, collected_events(cluster) as heard:
-        made = await cluster.create_quarantine("n1", SPEC)
+        made = await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         node = present(await cluster.read_node("n1"))
         await until(lambda: QuarantineSeen(made) in heard)
         await asyncio.to_thread(server.kill)
         await until(lambda: any(isinstance(item, WatchLost) for item in heard))
         with pytest.raises(Unreachable, match="postgresql://sickbay@127"):
-            await cluster.patch_node(node, NodeChange(taints=(OURS,)))
+            await cluster.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
         heard.clear()
         await asyncio.to_thread(server.start)
         await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
         assert QuarantineSeen(made) in heard
-        assert (await cluster.patch_node(node, NodeChange(taints=(OURS,)))).taints == (OURS,)
+        assert (
+            await cluster.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
+        ).taints == (OURS,)
 
 
 async def test_the_lease_of_a_server_that_hangs_fails_in_its_time_and_comes_back(
@@ -336,7 +339,7 @@ async def test_people_act_on_it_and_a_dry_run_writes_nothing(place: StorePlace) 
             return actions.release("n1")
 
     async with opened(place) as cluster:
-        await cluster.create_quarantine("n1", SPEC)
+        await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
         assert "n1" in await asyncio.to_thread(dry)
         found = present(await cluster.read_quarantine("n1"))
         assert (found.deleting, (await cluster.read_stop()).reason) == (False, None)

@@ -67,7 +67,7 @@ async def cluster(slurm: Slurm, tmp_path: Path) -> AsyncIterator[SlurmCluster]:
 
 
 async def quarantined(cluster: SlurmCluster, name: str) -> None:
-    await cluster.create_quarantine(name, XID)
+    await cluster.create_quarantine(name, XID, guard=UNGUARDED)
     await patched(cluster, name, MARK)
 
 
@@ -79,7 +79,7 @@ async def released(cluster: SlurmCluster, name: str) -> None:
 
 async def patched(cluster: SlurmCluster, name: str, change: NodeChange) -> None:
     node = present(await cluster.read_node(name))
-    await cluster.patch_node(node, change)
+    await cluster.patch_node(node, change, guard=UNGUARDED)
 
 
 async def shown(slurm: Slurm, name: str) -> SlurmNode:
@@ -146,7 +146,7 @@ async def test_names_of_nodes_and_partitions_that_are_options_are_shown_and_neve
     assert nodes["w1"].labels[PARTITION] == "--all"
     for name in NO_NAMES:
         with pytest.raises((Refused, NotFound)):
-            await cluster.create_quarantine(name, XID)
+            await cluster.create_quarantine(name, XID, guard=UNGUARDED)
         with pytest.raises(Refused):
             await cluster.read_node(name)
     (tmp_path / "mapped").mkdir()
@@ -180,7 +180,7 @@ async def test_a_jobs_name_is_one_bounded_line_and_no_other_job(
         found = pod.annotations["name"]
         assert found.startswith(text)
         assert len(found) <= 100
-        why = (await cluster.evict(pod)).message
+        why = (await cluster.evict(pod, guard=UNGUARDED)).message
         assert why.isprintable()
         assert len(why) <= 300
         slurm.run("scancel", job)

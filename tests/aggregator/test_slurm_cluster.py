@@ -71,14 +71,14 @@ def cluster_of(slurm: Slurm, path: Path) -> SlurmCluster:
 
 
 async def quarantined(cluster: SlurmCluster, name: str) -> None:
-    await cluster.create_quarantine(name, XID)
+    await cluster.create_quarantine(name, XID, guard=UNGUARDED)
     node = present(await cluster.read_node(name))
-    assert (await cluster.patch_node(node, MARK)).unschedulable
+    assert (await cluster.patch_node(node, MARK, guard=UNGUARDED)).unschedulable
 
 
 async def released(cluster: SlurmCluster, name: str) -> None:
     node = present(await cluster.read_node(name))
-    await cluster.patch_node(node, UNMARK)
+    await cluster.patch_node(node, UNMARK, guard=UNGUARDED)
 
 
 async def followed(cluster: SlurmCluster, seen: list[object]) -> None:
@@ -105,7 +105,7 @@ async def test_a_job_runs_to_its_end_and_the_node_is_drained_when_it_has_ended(
     assert pod.key == f"job {job}"
     found = job_of(pod)
     assert (str(found), found.queue) == (f"Slurm job {job}", "main")
-    result = await cluster.evict(pod)
+    result = await cluster.evict(pod, guard=UNGUARDED)
     assert result.outcome is Evicted.BLOCKED
     assert "llama of root is running, and DRAIN lets it end, at most until" in result.message
     assert slurm.run("squeue", "--noheader", "--format=%T").split() == ["RUNNING"] * 2
@@ -147,7 +147,7 @@ async def test_the_end_of_anothers_drain_is_no_release_and_the_node_is_drained_a
     assert not quarantine.deleting
     node = present(await cluster.read_node("w1"))
     assert not node.unschedulable
-    await cluster.patch_node(node, NodeChange(unschedulable=True))
+    await cluster.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED)
     assert slurm.shown("w1")["Reason"] == OURS
     assert await changes(cluster) == []
     await released(cluster, "w1")
@@ -165,7 +165,7 @@ async def test_a_patch_that_comes_before_the_look_overrules_no_person(
     slurm.update("w1", words)
     node = present(await cluster.read_node("w1"))
     with pytest.raises(Conflict, match="the drain of w1 has changed"):
-        await cluster.patch_node(node, NodeChange(unschedulable=True))
+        await cluster.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED)
     assert slurm.state("w1") == state
     assert await changes(cluster) == []
     quarantine = present(await cluster.read_quarantine("w1"))
@@ -239,7 +239,7 @@ async def test_slurms_power_down_of_a_drained_node_is_no_persons_resume(tmp_path
         assert await changes(cluster) == [NodeUncordoned("w1")]
         assert not present(await cluster.read_quarantine("w1")).deleting
         node = present(await cluster.read_node("w1"))
-        await cluster.patch_node(node, NodeChange(unschedulable=True))
+        await cluster.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED)
         assert slurm.state("w1") == "IDLE+DRAIN+POWERING_DOWN"
         assert slurm.shown("w1")["Reason"] == OURS
         await released(cluster, "w1")
@@ -284,7 +284,7 @@ async def test_a_drain_whose_end_was_not_seen_is_ours_after_a_restart(
     slurm.update("s2", "state=down", "reason=never there")  # no undrain in the state UNKNOWN
     first = cluster_of(slurm, tmp_path / "cluster.db")
     await first.start()
-    await first.create_quarantine("s2", XID)
+    await first.create_quarantine("s2", XID, guard=UNGUARDED)
     node = present(await first.read_node("s2"))
     reads = 0
 
@@ -297,13 +297,13 @@ async def test_a_drain_whose_end_was_not_seen_is_ours_after_a_restart(
 
     first._reads._read = read_nodes  # type: ignore[assignment]
     with pytest.raises(Unreachable):
-        await first.patch_node(node, MARK)
+        await first.patch_node(node, MARK, guard=UNGUARDED)
     await first.close()
     again = cluster_of(slurm, tmp_path / "cluster.db")
     await again.start()
     node = present(await again.read_node("s2"))
     assert not node.taints
-    await again.patch_node(node, MARK)
+    await again.patch_node(node, MARK, guard=UNGUARDED)
     await released(again, "s2")
     await again.close()
     assert "DRAIN" not in slurm.state("s2")
@@ -315,7 +315,7 @@ async def test_a_lost_place_after_the_last_wait_drains_nothing(
     async def refuse() -> None:
         raise GuardRefused("another controller acts")
 
-    await cluster.create_quarantine("w1", XID)
+    await cluster.create_quarantine("w1", XID, guard=UNGUARDED)
     node = present(await cluster.read_node("w1"))
     with pytest.raises(GuardRefused):
         await cluster.patch_node(node, MARK, guard=Guard(refuse))
@@ -342,7 +342,7 @@ async def test_a_stopped_slurmctld_is_reported_and_a_drain_that_it_forgot_is_no_
     assert not quarantine.deleting
     node = present(await cluster.read_node("w1"))
     assert not node.unschedulable
-    await cluster.patch_node(node, NodeChange(unschedulable=True))
+    await cluster.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED)
     assert slurm.shown("w1")["Reason"] == OURS
     following.cancel()
     # slurmctld refuses an undrain until the node has registered.
@@ -368,7 +368,7 @@ async def test_a_drain_that_slurmctld_forgot_while_nobody_watched_is_no_persons_
     quarantine = present(await again.read_quarantine("w1"))
     assert not quarantine.deleting
     node = present(await again.read_node("w1"))
-    await again.patch_node(node, NodeChange(unschedulable=True))
+    await again.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED)
     assert slurm.shown("w1")["Reason"] == OURS
     # slurmctld refuses an undrain until the node has registered.
     await until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
@@ -413,7 +413,7 @@ async def test_names_that_slurm_does_not_know_or_reads_as_all_nodes_are_refused(
     assert {node.name for node in await cluster.list_nodes()} == set(slurm.nodes)
     for name in ("ALL", "w[1-2]", "w1,s1", "-f"):
         with pytest.raises(Refused):
-            await cluster.create_quarantine(name, XID)
+            await cluster.create_quarantine(name, XID, guard=UNGUARDED)
         with pytest.raises(Refused):
             await SlurmPrograms(conf=str(slurm.conf)).undrain(name, guard=UNGUARDED)
     with pytest.raises(NotFound):
@@ -480,15 +480,15 @@ async def test_a_drain_runs_few_programs(slurm: Slurm, tmp_path: Path) -> None:
     await cluster.start()
     await cluster.list_nodes()
     ran.clear()
-    await cluster.create_quarantine("w1", XID)
+    await cluster.create_quarantine("w1", XID, guard=UNGUARDED)
     node = present(await cluster.read_node("w1", cached=True))
-    assert (await cluster.patch_node(node, MARK)).unschedulable
+    assert (await cluster.patch_node(node, MARK, guard=UNGUARDED)).unschedulable
     assert ran == ["sinfo", "scontrol", "scontrol", "sinfo"], "a read, the drain, and two reads"
     node = present(await cluster.read_node("w1", cached=True))
     assert node.unschedulable
     slurm.update("w1", "reason=RMA 123, ann")  # what a list shows is not what an undo goes by
     node = present(await cluster.read_node("w1", cached=True))
-    await cluster.patch_node(node, UNMARK)
+    await cluster.patch_node(node, UNMARK, guard=UNGUARDED)
     assert slurm.shown("w1")["Reason"] == "RMA 123, ann"
     slurm.update("w1", "state=undrain")
     await cluster.close()
@@ -500,5 +500,5 @@ async def test_a_late_writer_of_an_older_read_changes_nothing(
     old = present(await cluster.read_node("w1"))
     await quarantined(cluster, "w1")
     with pytest.raises(Conflict):
-        await cluster.patch_node(old, UNMARK)
+        await cluster.patch_node(old, UNMARK, guard=UNGUARDED)
     assert slurm.state("w1") == "IDLE+DRAIN"

@@ -203,7 +203,7 @@ class Controller:
 
     async def quarantine(self, name: str) -> None:
         if await self.cluster.read_quarantine(name) is None:
-            await self.cluster.create_quarantine(name, SPEC)
+            await self.cluster.create_quarantine(name, SPEC, guard=UNGUARDED)
             self.slurm.resumed.discard(name)
         await self.patch(name, MARK)
 
@@ -226,7 +226,7 @@ class Controller:
         node = present(await self.cluster.read_node(name))
         self.unwritten.add(name)
         self.slurm.in_force.discard(name)
-        await self.cluster.patch_node(node, change)
+        await self.cluster.patch_node(node, change, guard=UNGUARDED)
         if change not in (UNMARK, UNDO):
             self.slurm.in_force.add(name)
         self.unwritten.discard(name)
@@ -545,7 +545,7 @@ async def test_a_drain_is_known_to_be_in_force_where_the_place_is_lost_after_it(
     controller = Controller(tmp_path / "cluster.db", slurm := Losing(random.Random(1), quiet=True))
     await controller.start()
     cluster = controller.cluster
-    await cluster.create_quarantine("n1", SPEC)
+    await cluster.create_quarantine("n1", SPEC, guard=UNGUARDED)
     node = present(await cluster.read_node("n1"))
     await cluster.patch_node(node, MARK, guard=Guard(check))
     assert present(await cluster.recorded("n1")).was_seen
@@ -567,7 +567,7 @@ async def test_a_persons_resume_ends_no_quarantine_that_was_made_since(
     async def replaced(name: str, change: OurDrain | None, **more: Any) -> str:
         written = await write(name, change, **more)
         await cluster.drop_quarantine(present(await cluster.read_quarantine(name)), guard=UNGUARDED)
-        await cluster.create_quarantine(name, SPEC)
+        await cluster.create_quarantine(name, SPEC, guard=UNGUARDED)
         return written
 
     monkeypatch.setattr(cluster, "record", replaced)
@@ -605,8 +605,8 @@ async def test_a_cordon_of_the_local_kind_is_anothers_drain_to_slurm(tmp_path: P
     path = tmp_path / "cluster.db"
     local = LocalCluster(path, commands=Commands(cordon=("true",)), wall=lambda: 1.0)
     await local.start()
-    await local.create_quarantine("n1", SPEC)
-    await local.patch_node(present(await local.read_node("n1")), MARK)
+    await local.create_quarantine("n1", SPEC, guard=UNGUARDED)
+    await local.patch_node(present(await local.read_node("n1")), MARK, guard=UNGUARDED)
     await local.close()
     controller = Controller(path, FakeSlurm(random.Random(1), quiet=True))
     await controller.start()

@@ -52,9 +52,7 @@ class Noting(MemoryCluster):
 class Tiring(MemoryCluster):
     """Writes the record ever slower, so that a loop of writes is noticed."""
 
-    async def write_record(
-        self, text: str, version: str, *, guard: Guard | None = None
-    ) -> RecordText:
+    async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText:
         await asyncio.sleep(self.world.writes.count("record") // 10)
         return await super().write_record(text, version, guard=guard)
 

@@ -16,6 +16,7 @@ import pytest
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     ClusterError,
     Guard,
@@ -348,7 +349,7 @@ async def test_the_first_quarantine_after_a_rest_does_not_wait_for_the_switch_to
     answer = 0.1
 
     class Far(MemoryCluster):
-        async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+        async def _call(self, name: str, effect: Callable[[], T], guard: Guard = UNGUARDED) -> T:
             found = await super()._call(name, effect, guard)
             await asyncio.sleep(answer)
             return found

@@ -142,7 +142,7 @@ class Slow(MemoryCluster):
         *,
         dry_run: bool = False,
         background: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> EvictionResult:
         self.under_way += 1
         self.most = max(self.most, self.under_way)

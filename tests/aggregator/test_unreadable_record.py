@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import ClusterError, Guard, Phase, Refused, Unreachable
+from aggregator.cluster.port import UNGUARDED, ClusterError, Guard, Phase, Refused, Unreachable
 from aggregator.quarantine.decide.node_marks import read_overruled
 from tests.aggregator.test_interruption import (
     ILL,
@@ -151,7 +151,7 @@ class Silent(MemoryCluster):
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+    async def _call(self, name: str, effect: Callable[[], T], guard: Guard = UNGUARDED) -> T:
         if "record" in name:
             await self.answers.wait()
         return await super()._call(name, effect, guard)

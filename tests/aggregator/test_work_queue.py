@@ -138,9 +138,7 @@ class Lasting(MemoryCluster):
         super().__init__(world)
         self.begun, self.ends = asyncio.Event(), asyncio.Event()
 
-    async def patch_node(
-        self, node: Node, change: NodeChange, *, guard: Guard | None = None
-    ) -> Node:
+    async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         try:
             self.begun.set()
             await asyncio.Event().wait()
@@ -190,9 +188,7 @@ class Writing(MemoryCluster):
         super().__init__(world)
         self.begun, self.ended = asyncio.Event(), False
 
-    async def write_record(
-        self, text: str, version: str, *, guard: Guard | None = None
-    ) -> RecordText:
+    async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText:
         try:
             self.begun.set()
             await asyncio.Event().wait()

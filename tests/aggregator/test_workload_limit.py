@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.cluster.port import UNGUARDED, Action, QuarantineSpec
 from aggregator.jobs.identity import POD_LOSS, SHIPPED, Markers
 from aggregator.workloads.limit import MOST_WORKLOADS, WorkloadLimit, counted_workloads
 from tests.support import virtual_time
@@ -96,7 +96,7 @@ async def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limi
     await fall_ill(replica, "n1")
     await until(lambda: ranks(world) == ["uid-rank-n1"], within=60)
     by_hand = QuarantineSpec(Action.DRAIN, "manual", "smoke", requester="alice")
-    await replica.cluster.create_quarantine("n2", by_hand)
+    await replica.cluster.create_quarantine("n2", by_hand, guard=UNGUARDED)
     await until(lambda: len(ranks(world)) == 2, within=60)
     replica.agent("n3", ILL)
     await asyncio.sleep(60)

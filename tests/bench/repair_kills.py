@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.cluster.port import UNGUARDED, Action, QuarantineSpec
 from aggregator.quarantine.decide.admission_record import (
     Entry,
     Record,
@@ -168,7 +168,7 @@ async def _admit(cluster: KubeCluster, specs: Mapping[str, QuarantineSpec]) -> N
     record = parse_record(known.text)
     record = record.enter(entries, record.policy_hash)
     text = RecordSerializer().dump(replace(record, generation=record.generation + 1))
-    await cluster.write_record(text, known.version)
+    await cluster.write_record(text, known.version, guard=UNGUARDED)
 
 
 def _run_and_kill(stack: Stack, moment: Callable[[], float] | None, after: float) -> None:

@@ -16,6 +16,7 @@ import aiohttp
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.operations import begun_status, spec_of
 from aggregator.cluster.port import (
+    UNGUARDED,
     Phase,
     QuarantineStatus,
     RepairAttempt,
@@ -78,16 +79,18 @@ async def _requests(cluster: KubeCluster, shop: RepairReceiver, nodes: list[str]
     await cluster.start()
     took = []
     try:
-        record = await cluster.write_record('{"version":1}', "")
+        record = await cluster.write_record('{"version":1}', "", guard=UNGUARDED)
         for node in nodes:
-            made = await cluster.create_quarantine(node, SPEC)
+            made = await cluster.create_quarantine(node, SPEC, guard=UNGUARDED)
             drained = QuarantineStatus(phase=Phase.DRAINED)
             await cluster.write_quarantine_status(made, drained)
             begun = time.monotonic()
             await cluster.read_node(node)
             fresh = present(await cluster.read_quarantine(node))
             await cluster.read_stop()
-            record = await cluster.write_record(f'{{"version":1,"at":{begun}}}', record.version)
+            record = await cluster.write_record(
+                f'{{"version":1,"at":{begun}}}', record.version, guard=UNGUARDED
+            )
             attempt = RepairAttempt(f"{made.uid}-1-gpu-reset", "gpu-reset", RepairState.ORDERING)
             operation = await cluster.operations.create(attempt.operation, spec_of(fresh, attempt))
             status = replace(drained, repair=RepairStatus(began_at=time.time()))

@@ -14,7 +14,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.node_condition import write_condition
 from aggregator.cluster.kubernetes.objects import Meta, NodeObject
 from aggregator.cluster.node_names import CONDITION
-from aggregator.cluster.port import NodeEvent, Phase, Quarantine
+from aggregator.cluster.port import UNGUARDED, NodeEvent, Phase, Quarantine
 from tests.bench.limit import expected_nodes, lifted_client, quarantine
 from tests.bench.parts import LIFTED, WARM, Findings, Site, plane_in_memory
 from tests.bench.simulated_agents import certify
@@ -116,7 +116,9 @@ async def _trail(
     condition["message"] = _MESSAGE
     for _ in range(counts["conditions"]):
         await cluster.carry_out(
-            lambda transport: write_condition(transport, found, condition, about=made.node)
+            lambda transport: write_condition(
+                transport, found, condition, about=made.node, guard=UNGUARDED
+            )
         )
     for _ in range(counts["pod_lists"]):
         await cluster.pods_on(made.node)

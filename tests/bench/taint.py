@@ -25,7 +25,7 @@ from statistics import median
 from typing import Self
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Node
+from aggregator.cluster.port import UNGUARDED, Node
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
 from tests.bench import planes
 from tests.bench.figures import percentile, table, write
@@ -144,7 +144,7 @@ class RequestsAlone:
         entry = Entry(node, "0123456789abcdef", "", "drain", time.time())
         self._record = replace(self._record, entries={**self._record.entries, node: entry})
         text = dump_record(self._record)
-        self._stored = await self._cluster.write_record(text, self._stored.version)
+        self._stored = await self._cluster.write_record(text, self._stored.version, guard=UNGUARDED)
         if node not in self._expected:  # the nodes are made after the client has started
             self._expected = await expected_nodes(self._cluster)
         await quarantine(self._cluster, self._expected[node])

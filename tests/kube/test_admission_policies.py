@@ -18,6 +18,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.objects import CA_KEYS_NAME
 from aggregator.cluster.kubernetes.operation_client import FINALIZER, operation_body
 from aggregator.cluster.port import (
+    UNGUARDED,
     NodeChange,
     NotFound,
     Operation,
@@ -239,10 +240,14 @@ async def test_the_aggregator_may_stop_and_start_the_operands_that_hold_gpus_and
         control_plane.kubeconfig_for_service_account(*ACCOUNT), namespace="sickbay"
     ) as kube:
         found = present(await kube.read_node(node))
-        stopped = await kube.patch_node(found, NodeChange(labels=pause_change(found)))
+        stopped = await kube.patch_node(
+            found, NodeChange(labels=pause_change(found)), guard=UNGUARDED
+        )
         assert (stopped.labels[plugin], stopped.labels[driver]) == (PAUSED, "true")
         assert stopped.labels[dcgm] == "paused-for-driver-upgrade"
-        started = await kube.patch_node(stopped, NodeChange(labels=resume_change(stopped)))
+        started = await kube.patch_node(
+            stopped, NodeChange(labels=resume_change(stopped)), guard=UNGUARDED
+        )
         assert {key: started.labels[key] for key in labels} == labels
 
 

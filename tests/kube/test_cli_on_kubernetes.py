@@ -182,7 +182,9 @@ async def test_a_wait_ends_when_the_quarantine_is_where_it_should_be(
     kube: KubeCluster, cluster_space: Space, person: list[str]
 ) -> None:
     (node,) = cluster_space.create_nodes(1)
-    made = await kube.create_quarantine(node, QuarantineSpec(Action.DRAIN, "manual", "fan", "me"))
+    made = await kube.create_quarantine(
+        node, QuarantineSpec(Action.DRAIN, "manual", "fan", "me"), guard=UNGUARDED
+    )
     drained = asyncio.create_task(in_process("wait", node, "--for", "drained", *person))
     draining = QuarantineStatus(Phase.DRAINING, admitted_at=1.0, pods_remaining=1)
     made = await kube.write_quarantine_status(made, draining)
@@ -201,7 +203,9 @@ async def test_kubectl_runs_it_as_a_plugin(
     kube: KubeCluster, cluster_space: Space, person: list[str], tmp_path: Path
 ) -> None:
     (node,) = cluster_space.create_nodes(1, labels={"hall": cluster_space.namespace})
-    await kube.create_quarantine(node, QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
+    await kube.create_quarantine(
+        node, QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"), guard=UNGUARDED
+    )
     plugin = tmp_path / "kubectl-sickbay"
     plugin.write_text(f"#!{sys.executable}\nfrom aggregator.cli.main import main\n\nmain()\n")
     plugin.chmod(0o755)

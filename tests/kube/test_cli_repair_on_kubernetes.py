@@ -65,7 +65,7 @@ async def test_a_request_is_made_with_the_persons_own_rights_while_no_aggregator
     kube: KubeCluster, cluster_space: Space, person: list[str]
 ) -> None:
     node, well = cluster_space.create_nodes(2)
-    made = await kube.create_quarantine(node, SPEC)
+    made = await kube.create_quarantine(node, SPEC, guard=UNGUARDED)
     made = await ordered(kube, made)
     shown = await in_process("repair", node, *person)
     assert shown.code == 0, shown.err
@@ -100,7 +100,7 @@ async def test_the_condition_and_its_column_follow_the_attempts(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     made = await kube.write_quarantine_status(made, DRAINED)
     seen = [await column(kube, name)]
     held = replace(DRAINED, repair=RepairStatus(held="the rack is full"))
@@ -124,7 +124,7 @@ async def test_the_condition_and_its_column_follow_the_attempts(
 
 async def column(kube: KubeCluster, name: str) -> str | None:
     """The column REPAIRED of `kubectl get quarantine -o wide`."""
-    body = await kube._transport.request("GET", paths.quarantine(name), Priority.READ, accept=TABLE)
+    body = await kube._transport.get(paths.quarantine(name), Priority.READ, accept=TABLE)
     told = json.loads(body)
     names = [one["name"] for one in told["columnDefinitions"]]
     found: str | None = told["rows"][0]["cells"][names.index("Repaired")]
@@ -134,7 +134,7 @@ async def column(kube: KubeCluster, name: str) -> str | None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the path")
 async def test_kubectl_waits_for_a_repair(kube: KubeCluster, cluster_space: Space) -> None:
     name = f"{cluster_space.node_prefix}-b"
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     made = await ordered(kube, made, state=RepairState.SUCCEEDED, ended_at=5.0)
     made = await kube.write_quarantine_status(made, made.status)
     command = ["kubectl", "--kubeconfig", str(cluster_space.plane.kubeconfig), "wait"]

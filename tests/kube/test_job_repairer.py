@@ -78,7 +78,7 @@ async def a_case(
     account: KubeCluster, kube: KubeCluster, jobs: Jobs, *, lasts: float = 600.0, **more: Any
 ) -> Case:
     node = jobs.marked_node()
-    made = await kube.create_quarantine(node["metadata"]["name"], SPEC)
+    made = await kube.create_quarantine(node["metadata"]["name"], SPEC, guard=UNGUARDED)
     return Case(account, jobs, order_of_a_test(node, made, lasts=lasts), **more)
 
 

@@ -19,7 +19,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.objects import PodObject, decode, to_pod
 from aggregator.cluster.node_names import TAINT
-from aggregator.cluster.port import Evicted, Pod
+from aggregator.cluster.port import UNGUARDED, Evicted, Pod
 from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
 from aggregator.jobs.notice import READY, REQUESTED
@@ -346,14 +346,18 @@ async def test_a_deletion_past_a_budget_carries_the_pod_as_it_was_read(
     space, [node] = cluster_space, cluster_space.create_nodes(1)
     await pod(space, node, "a", annotations={LINGER: "true"})
     [read] = await kube.pods_on(node)
-    assert (await kube.delete_pod(replace(read, uid="another"), grace=1)).outcome is Evicted.GONE
+    assert (
+        await kube.delete_pod(replace(read, uid="another"), grace=1, guard=UNGUARDED)
+    ).outcome is Evicted.GONE
     space.plane.call(
         "PATCH", space.path("pods", "a"), {"metadata": {"labels": {"x": "y"}}}, MERGE_PATCH
     )
-    assert (await kube.delete_pod(read, grace=1)).outcome is Evicted.GONE  # another version
+    assert (
+        await kube.delete_pod(read, grace=1, guard=UNGUARDED)
+    ).outcome is Evicted.GONE  # another version
     assert await pods_left(space) == {"a": False}
     [read] = await kube.pods_on(node)
-    assert (await kube.delete_pod(read, grace=0)).outcome is Evicted.ACCEPTED
+    assert (await kube.delete_pod(read, grace=0, guard=UNGUARDED)).outcome is Evicted.ACCEPTED
     left = space.plane.call("GET", space.path("pods", "a"))["metadata"]
     assert left["deletionGracePeriodSeconds"] == 1  # never 0: it is still there, terminating
 
@@ -369,7 +373,7 @@ async def test_pods_are_deleted_only_where_the_right_is_bound(
     account: Path = plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
     async with kube_cluster(account) as restricted:
         [read] = await restricted.pods_on(node)
-        refused = await restricted.delete_pod(read, grace=30)
+        refused = await restricted.delete_pod(read, grace=30, guard=UNGUARDED)
         assert refused.outcome is Evicted.FORBIDDEN
         assert f"{space.namespace} has not bound the ClusterRole" in refused.message
         assert await pods_left(space) == {"a": False}
@@ -391,12 +395,14 @@ async def test_pods_are_deleted_only_where_the_right_is_bound(
 
         async def delete() -> Evicted:
             [read] = await restricted.pods_on(node)
-            return (await restricted.delete_pod(read, grace=30)).outcome
+            return (await restricted.delete_pod(read, grace=30, guard=UNGUARDED)).outcome
 
         # The server's view of its rights may trail.
         await until(delete, lambda outcome: outcome is Evicted.ACCEPTED)
         other = replace(read, namespace="default", name="nobody")
-        assert (await restricted.delete_pod(other, grace=1)).outcome is Evicted.FORBIDDEN
+        assert (
+            await restricted.delete_pod(other, grace=1, guard=UNGUARDED)
+        ).outcome is Evicted.FORBIDDEN
         # The reads of a whole gang are within the rights that every drain has.
         assert await restricted.pods_labelled(space.namespace, "app", "x") == []
 
@@ -454,7 +460,7 @@ async def test_a_budget_that_is_not_counted_yet_names_the_pause_and_slows_nobody
         base = f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets"
         space.plane.call("POST", base, body)
         [read] = await kube.pods_on(node)
-        result = await kube.evict(read)
+        result = await kube.evict(read, guard=UNGUARDED)
         assert result.outcome is Evicted.BLOCKED
         assert "still being processed" in result.message
         assert result.retry_after == 10

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Evicted, Pod
+from aggregator.cluster.port import UNGUARDED, Evicted, Pod
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
@@ -57,9 +57,9 @@ async def test_an_unprotected_pod_goes_and_is_gone(kube: KubeCluster, cluster_sp
     run_pod(cluster_space, node, "a")
     pod = await pod_of(kube, node, "a")
     assert pod.phase == "Running"
-    assert (await kube.evict(pod)).outcome is Evicted.ACCEPTED
+    assert (await kube.evict(pod, guard=UNGUARDED)).outcome is Evicted.ACCEPTED
     cluster_space.plane.wait_gone(cluster_space.path("pods", "a"))
-    assert (await kube.evict(pod)).outcome is Evicted.GONE
+    assert (await kube.evict(pod, guard=UNGUARDED)).outcome is Evicted.GONE
     assert await kube.pods_on(node) == []
 
 
@@ -71,7 +71,7 @@ async def test_a_budget_blocks_says_which_and_slows_nobody(
     await protect(cluster_space, "db", "db-budget")
     pod = await pod_of(kube, node, "a")
     for _ in range(5):
-        blocked = await kube.evict(pod)
+        blocked = await kube.evict(pod, guard=UNGUARDED)
         assert blocked.outcome is Evicted.BLOCKED
         assert "db-budget" in blocked.message
         await kube.read_node(node)
@@ -86,8 +86,8 @@ async def test_a_repeated_eviction_of_a_terminating_pod_is_no_second_one(
     [node] = cluster_space.create_nodes(1)
     run_pod(cluster_space, node, "a", annotations={LINGER: "true"})
     pod = await pod_of(kube, node, "a")
-    assert (await kube.evict(pod)).outcome is Evicted.ACCEPTED
-    assert (await kube.evict(pod)).outcome is Evicted.GONE  # another version: 409
+    assert (await kube.evict(pod, guard=UNGUARDED)).outcome is Evicted.ACCEPTED
+    assert (await kube.evict(pod, guard=UNGUARDED)).outcome is Evicted.GONE  # another version: 409
     [lingering] = await kube.pods_on(node)
     assert lingering.deleting
     assert lingering.uid == pod.uid
@@ -100,9 +100,9 @@ async def test_a_dry_run_is_one_for_the_audit_log_too_and_evicts_no_pod(
     run_pod(cluster_space, node, "a")
     pod = await pod_of(kube, node, "a")
     mark = cluster_space.plane.audit_mark()
-    assert (await kube.evict(pod, dry_run=True)).outcome is Evicted.ACCEPTED
+    assert (await kube.evict(pod, dry_run=True, guard=UNGUARDED)).outcome is Evicted.ACCEPTED
     assert [left.deleting for left in await kube.pods_on(node)] == [False]
-    assert (await kube.evict(pod)).outcome is Evicted.ACCEPTED
+    assert (await kube.evict(pod, guard=UNGUARDED)).outcome is Evicted.ACCEPTED
 
     def evictions() -> list[str]:
         return [
@@ -120,7 +120,7 @@ async def test_a_namesake_is_not_evicted(kube: KubeCluster, cluster_space: Space
     [node] = cluster_space.create_nodes(1)
     run_pod(cluster_space, node, "a")
     pod = await pod_of(kube, node, "a")
-    assert (await kube.evict(replace(pod, uid="another"))).outcome is Evicted.GONE
+    assert (await kube.evict(replace(pod, uid="another"), guard=UNGUARDED)).outcome is Evicted.GONE
     assert [left.deleting for left in await kube.pods_on(node)] == [False]
 
 

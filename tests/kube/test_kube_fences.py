@@ -54,7 +54,7 @@ async def change_node(kube: KubeCluster, name: str, change: Callable[[Node], Nod
         while True:
             node = present(await kube.read_node(name))
             with contextlib.suppress(Conflict):
-                return await kube.patch_node(node, change(node))
+                return await kube.patch_node(node, change(node), guard=UNGUARDED)
 
 
 def quarantine_path(node: str) -> str:
@@ -138,7 +138,7 @@ async def test_a_node_from_the_cache_is_the_node_and_an_older_one_fails_its_patc
     assert first.name == name
     await change_node(kube, name, lambda _: NodeChange(annotations={"a": "b"}))
     with pytest.raises(Conflict) as raised:
-        await kube.patch_node(first, NodeChange(taints=(OURS,)))
+        await kube.patch_node(first, NodeChange(taints=(OURS,)), guard=UNGUARDED)
     assert raised.value.status == 409
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -158,7 +158,7 @@ async def test_a_taint_that_another_sets_between_our_read_and_our_write_survives
         "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [theirs]}}, MERGE_PATCH
     )
     with pytest.raises(Conflict) as raised:
-        await kube.patch_node(node, NodeChange(taints=(OURS,)))
+        await kube.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
     assert raised.value.status == 409
     assert cluster_space.plane.node(name)["spec"]["taints"] == [theirs]
 
@@ -188,14 +188,16 @@ async def test_another_node_of_that_name_is_a_conflict_and_stays_untouched(
     namesake = present(await kube.read_node(name))
     assert namesake.uid != node.uid
     with pytest.raises(Conflict):
-        await kube.patch_node(node, NodeChange(taints=(OURS,)))
+        await kube.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
     # With the version right, it is the uid alone that fails it.
     statuses = set()
     async with asyncio.timeout(PATIENCE):
         while 422 not in statuses:
             fresh = present(await kube.read_node(name))
             with pytest.raises(Conflict) as raised:
-                await kube.patch_node(replace(fresh, uid=node.uid), NodeChange(taints=(OURS,)))
+                await kube.patch_node(
+                    replace(fresh, uid=node.uid), NodeChange(taints=(OURS,)), guard=UNGUARDED
+                )
             statuses.add(raised.value.status)
     assert "taints" not in cluster_space.plane.node(name)["spec"]
 
@@ -208,7 +210,7 @@ async def test_a_node_that_is_gone_is_none_to_read_and_not_found_to_patch(
     cluster_space.plane.delete_nodes([name])
     assert await kube.read_node(name) is None
     with pytest.raises(NotFound):
-        await kube.patch_node(node, NodeChange(unschedulable=True))
+        await kube.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED)
 
 
 async def test_the_list_of_nodes_has_their_metadata(
@@ -254,7 +256,7 @@ async def test_a_quarantine_is_stored_whole_and_read_again(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     assert made.spec == SPEC
     assert made.has_finalizer
     status = QuarantineStatus(Phase.DRAINING, "3 to go", "uid", 5.25, 6.5, pods_remaining=3)
@@ -275,7 +277,7 @@ async def test_an_attempt_at_a_repair_is_stored_whole_and_written_by_one_process
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     attempt = RepairAttempt(
         f"{made.uid}-1-reboot", "reboot", RepairState.ORDERING, "b-1", "uid", "", 7.25, 9.5
     )
@@ -295,14 +297,14 @@ async def test_an_attempt_at_a_repair_is_stored_whole_and_written_by_one_process
 
 async def test_a_node_has_one_quarantine(kube: KubeCluster, cluster_space: Space) -> None:
     name = f"{cluster_space.node_prefix}-a"
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     with pytest.raises(Conflict):
-        await kube.create_quarantine(name, SPEC)
+        await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def test_of_two_who_change_a_phase_one_fails(kube: KubeCluster, cluster_space: Space) -> None:
-    made = await kube.create_quarantine(f"{cluster_space.node_prefix}-a", SPEC)
+    made = await kube.create_quarantine(f"{cluster_space.node_prefix}-a", SPEC, guard=UNGUARDED)
     await kube.write_quarantine_status(made, QuarantineStatus(Phase.CORDONED))
     with pytest.raises(Conflict):
         await kube.write_quarantine_status(made, QuarantineStatus(Phase.RELEASING))
@@ -315,10 +317,10 @@ async def test_what_is_dropped_is_that_quarantine_and_no_namesake(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
-    first = await kube.create_quarantine(name, SPEC)
+    first = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     await kube.drop_quarantine(first, guard=UNGUARDED)
     await kube.drop_quarantine(first, guard=UNGUARDED)  # gone already is success
-    second = await kube.create_quarantine(name, SPEC)
+    second = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     await kube.drop_quarantine(first, guard=UNGUARDED)
     kept = present(await kube.read_quarantine(name))
     assert (kept.uid, kept.deleting) == (second.uid, False)
@@ -331,7 +333,7 @@ async def test_dropping_leaves_another_finalizer_to_its_owner(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     plane, path = cluster_space.plane, quarantine_path(name)
     both = {"metadata": {"finalizers": ["sickbay.dev/undo", "example.com/audit"]}}
     plane.call("PATCH", path, both, MERGE_PATCH)
@@ -378,7 +380,9 @@ async def test_contenders_for_the_record_lose_no_write(
             while True:
                 record = await kube.read_record()
                 try:
-                    await kube.write_record(str(int(record.text or "0") + 1), record.version)
+                    await kube.write_record(
+                        str(int(record.text or "0") + 1), record.version, guard=UNGUARDED
+                    )
                 except Conflict:
                     lost += 1
                     continue
@@ -401,9 +405,9 @@ async def test_an_edit_of_the_record_by_kubectl_is_a_conflict_and_survives_our_w
     command += ["-p", '{"data": {"note": "ask Ops"}}']
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     with pytest.raises(Conflict):
-        await kube.write_record("{}", before.version)
+        await kube.write_record("{}", before.version, guard=UNGUARDED)
     edited = await kube.read_record()
-    written = await kube.write_record('{"entries": []}', edited.version)
+    written = await kube.write_record('{"entries": []}', edited.version, guard=UNGUARDED)
     assert written.text == '{"entries": []}'
     stored = plane.call("GET", cluster_space.path("configmaps", "sickbay-record"))
     assert stored["data"]["note"] == "ask Ops"
@@ -417,11 +421,11 @@ async def test_a_version_that_was_learned_elsewhere_can_be_written_against_and_a
     path = cluster_space.path("configmaps", "sickbay-record")
     news = plane.call("PATCH", path, {"data": {"note": "wait"}}, MERGE_PATCH)
     version = news["metadata"]["resourceVersion"]
-    written = await kube.write_record("x", version)
+    written = await kube.write_record("x", version, guard=UNGUARDED)
     assert written.text == "x"
     for stale in (old.version, version, "1"):
         with pytest.raises(Conflict):
-            await kube.write_record("y", stale)
+            await kube.write_record("y", stale, guard=UNGUARDED)
     assert (await kube.read_record()).text == "x"
 
 
@@ -431,11 +435,11 @@ async def test_a_record_that_was_deleted_is_a_conflict_and_then_made_anew(
     record = await kube.read_record()
     cluster_space.plane.call("DELETE", cluster_space.path("configmaps", "sickbay-record"))
     with pytest.raises(Conflict):
-        await kube.write_record("x", record.version)
-    made = await kube.write_record("x", "")
+        await kube.write_record("x", record.version, guard=UNGUARDED)
+    made = await kube.write_record("x", "", guard=UNGUARDED)
     assert made.text == "x"
     with pytest.raises(Conflict):
-        await kube.write_record("y", "")
+        await kube.write_record("y", "", guard=UNGUARDED)
 
 
 async def test_a_missing_namespace_is_named(

@@ -83,7 +83,8 @@ async def cordon(kube: KubeCluster, name: str) -> None:
             if node.unschedulable:
                 return
             await asyncio.gather(
-                kube.patch_node(node, NodeChange(unschedulable=True)), return_exceptions=True
+                kube.patch_node(node, NodeChange(unschedulable=True), guard=UNGUARDED),
+                return_exceptions=True,
             )
 
 
@@ -100,9 +101,9 @@ async def test_what_exists_is_told_before_the_view_is_whole(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     record = await kube.read_record()
-    record = await kube.write_record("here", record.version)
+    record = await kube.write_record("here", record.version, guard=UNGUARDED)
     async with listening(kube) as listener:
         whole = await listener.wait(WatchSynced)
         before = listener.heard[: listener.heard.index(whole)]
@@ -123,7 +124,7 @@ async def test_what_is_read_ahead_is_not_read_again_and_is_whole_at_the_end(
     ahead.begin()
     lists, watches = ("GET", "nodes", 200), ("WATCH", "quarantines", 200)
     await until(lambda: answers[lists] == 2 and answers[watches] == 1)
-    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     async with listening(kube) as listener:
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
         await listener.wait(WatchSynced)
@@ -159,7 +160,7 @@ async def test_changes_are_told_as_they_come(kube: KubeCluster, cluster_space: S
     async with listening(kube) as listener:
         await listener.wait(WatchSynced)
         assert RecordSeen(RecordText("", "")) in listener.heard  # there is no record yet
-        made = await kube.create_quarantine(name, SPEC)
+        made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
         status = QuarantineStatus(Phase.CORDONED, "x")
         cordoned = await kube.write_quarantine_status(made, status)
@@ -168,7 +169,7 @@ async def test_changes_are_told_as_they_come(kube: KubeCluster, cluster_space: S
         gone = await listener.wait(QuarantineGone, lambda gone: gone.node == name)
         assert gone == QuarantineGone(name, made.uid, with_definition=False)
         record = await kube.read_record()
-        written = await kube.write_record("x", record.version)
+        written = await kube.write_record("x", record.version, guard=UNGUARDED)
         await listener.wait(RecordSeen, lambda seen: seen.record == written)
         cluster_space.plane.call("DELETE", cluster_space.path("configmaps", "sickbay-record"))
         place = len(listener.heard)
@@ -207,7 +208,7 @@ async def test_an_uncordon_while_nobody_listened_is_told_at_the_start(
     await cordon(kube, cordoned)
     made = []
     for name, phase in ((cordoned, Phase.CORDONED), (uncordoned, Phase.DRAINING)):
-        one = await kube.create_quarantine(name, SPEC)
+        one = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
         made.append(await kube.write_quarantine_status(one, QuarantineStatus(phase)))
     async with listening(kube) as listener:
         whole = await listener.wait(WatchSynced)
@@ -228,9 +229,9 @@ async def test_a_silent_watch_is_asked_for_anew_and_nothing_is_missed(
         async with asyncio.timeout(PATIENCE):
             while kube.counters.answers[watches] < 3:
                 await kube.read_record()
-        record = await kube.write_record("x", (await kube.read_record()).version)
+        record = await kube.write_record("x", (await kube.read_record()).version, guard=UNGUARDED)
         await listener.wait(RecordSeen, lambda seen: seen.record == record)
-        made = await kube.create_quarantine(name, SPEC)
+        made = await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
         await kube.drop_quarantine(made, guard=UNGUARDED)
         assert listener.of(WatchLost) == []
@@ -278,7 +279,7 @@ async def test_watches_are_opened_anew_once_a_request_finds_its_connection_dead(
 async def test_the_definitions_deletion_releases_nobody(plane: ControlPlane) -> None:
     async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
         await listener.wait(WatchSynced)
-        mine, handmade = await kube.create_quarantine("n1", SPEC), "n2"
+        mine, handmade = await kube.create_quarantine("n1", SPEC, guard=UNGUARDED), "n2"
         plane.apply(
             "{apiVersion: sickbay.dev/v1alpha1, kind: Quarantine,"
             f" metadata: {{name: {handmade}}}, spec: {{reason: x}}}}"
@@ -298,7 +299,7 @@ async def test_the_definitions_deletion_releases_nobody(plane: ControlPlane) -> 
         # Installed again, quarantines are reported again, and their end is a release again.
         place = len(listener.heard)
         await asyncio.to_thread(plane.apply, DEPLOY / "crd.yaml")
-        made = await kube.create_quarantine("n3", SPEC)
+        made = await kube.create_quarantine("n3", SPEC, guard=UNGUARDED)
         await listener.wait(
             QuarantineSeen, lambda seen: seen.quarantine.uid == made.uid, since=place
         )
@@ -325,8 +326,8 @@ async def test_quarantines_that_went_with_their_definition_while_we_were_away_ar
 async def test_the_view_survives_the_api_servers_death_and_return(plane: ControlPlane) -> None:
     stays, goes = plane.create_nodes(2)
     async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
-        made = await kube.create_quarantine(stays, SPEC)
-        ended = await kube.create_quarantine(goes, SPEC)
+        made = await kube.create_quarantine(stays, SPEC, guard=UNGUARDED)
+        ended = await kube.create_quarantine(goes, SPEC, guard=UNGUARDED)
         await cordon(kube, goes)
         await listener.wait(WatchSynced)
         await asyncio.to_thread(plane.kill_apiserver)
@@ -378,9 +379,9 @@ async def test_a_server_without_its_etcd_fails_every_request_and_then_works_agai
         plane.stop_etcd()
         for _ in range(3):
             with pytest.raises(Unreachable):
-                await kube.write_record("x", record.version)
+                await kube.write_record("x", record.version, guard=UNGUARDED)
         with pytest.raises(Unreachable):
-            await kube.create_quarantine(name, SPEC)
+            await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
         await asyncio.to_thread(plane.start_etcd)
         async with asyncio.timeout(PATIENCE):
             while not await eventually_created(kube, name):
@@ -391,7 +392,7 @@ async def test_a_server_without_its_etcd_fails_every_request_and_then_works_agai
 async def eventually_created(kube: KubeCluster, name: str) -> bool:
     """Whether the node has a quarantine now; a try that got no answer may have made it."""
     try:
-        await kube.create_quarantine(name, SPEC)
+        await kube.create_quarantine(name, SPEC, guard=UNGUARDED)
     except Unreachable:
         return False
     except Conflict:
@@ -402,7 +403,7 @@ async def eventually_created(kube: KubeCluster, name: str) -> bool:
 async def test_two_listeners_each_have_the_whole_view(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
-    made = await kube.create_quarantine(f"{cluster_space.node_prefix}-a", SPEC)
+    made = await kube.create_quarantine(f"{cluster_space.node_prefix}-a", SPEC, guard=UNGUARDED)
     async with listening(kube) as one, listening(kube) as other:
         for listener in (one, other):
             whole = await listener.wait(WatchSynced)
@@ -454,7 +455,7 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
         first = asyncio.create_task(_first(watch))
         await until(lambda: len(opened) >= 3)
         assert not first.done()
-        await kube.create_quarantine("gpu-00009", SPEC)
+        await kube.create_quarantine("gpu-00009", SPEC, guard=UNGUARDED)
         assert [change.type for change in await asyncio.wait_for(first, PATIENCE)] == ["ADDED"]
 
 

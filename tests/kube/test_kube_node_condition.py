@@ -9,6 +9,7 @@ import pytest
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import APPLIED, TAINT
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Conflict,
     NodeChange,
@@ -61,7 +62,7 @@ async def marked(kube: KubeCluster, name: str, *, there: bool) -> str:
         if node.taints == ours:
             return node.uid
         with contextlib.suppress(Conflict):  # others write to a new node, too
-            await kube.patch_node(node, change)
+            await kube.patch_node(node, change, guard=UNGUARDED)
 
 
 async def test_the_condition_and_one_event_tell_of_each_transition(
@@ -152,7 +153,9 @@ async def test_the_conditions_of_nodes_that_the_watch_shows_marked_are_written_w
         await listener.wait(WatchSynced)
         uids = {}
         for name in names:
-            await kube.create_quarantine(name, QuarantineSpec(Action.CORDON, "gpu", "Xid79"))
+            await kube.create_quarantine(
+                name, QuarantineSpec(Action.CORDON, "gpu", "Xid79"), guard=UNGUARDED
+            )
             await listener.wait(QuarantineSeen, lambda one, name=name: one.quarantine.node == name)  # type: ignore[misc]
             uids[name] = await marked(kube, name, there=True)
         mark = cluster_space.plane.audit_mark()

@@ -122,7 +122,9 @@ async def test_a_change_of_an_operation_is_one_of_its_quarantine(
 ) -> None:
     """Also one by another process; and a person's deletion waits for the aggregator."""
     name = f"{cluster_space.node_prefix}-a"
-    made = await kube.create_quarantine(name, QuarantineSpec(Action.DRAIN, "gpu", "x"))
+    made = await kube.create_quarantine(
+        name, QuarantineSpec(Action.DRAIN, "gpu", "x"), guard=UNGUARDED
+    )
     attempt = RepairAttempt(f"{made.uid}-1-reboot", "reboot", RepairState.ORDERED, began_at=1.0)
     events = kube.events()
     try:

@@ -85,15 +85,22 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
         await listener.wait(WatchSynced)
         record = await restricted.read_record()
         # The tests of other files go on with this record, so it must be one that can be read.
-        await restricted.write_record(dump_record(Record()), record.version)
-        made = await restricted.create_quarantine(name, QuarantineSpec(Action.DRAIN, "gpu", "x"))
+        await restricted.write_record(dump_record(Record()), record.version, guard=UNGUARDED)
+        made = await restricted.create_quarantine(
+            name, QuarantineSpec(Action.DRAIN, "gpu", "x"), guard=UNGUARDED
+        )
         node = present(await restricted.read_node(name))
         taints = (*node.taints, Taint("sickbay.dev/quarantine", "gpu", "NoSchedule"))
-        node = await restricted.patch_node(node, NodeChange(taints=taints, unschedulable=True))
+        node = await restricted.patch_node(
+            node, NodeChange(taints=taints, unschedulable=True), guard=UNGUARDED
+        )
         made = await restricted.write_quarantine_status(made, QuarantineStatus(Phase.DRAINING))
         made = await restricted.write_quarantine_spec(made, made.spec)
         [pod] = await restricted.pods_on(name)
-        assert (await restricted.evict(pod)).outcome in {Evicted.ACCEPTED, Evicted.GONE}
+        assert (await restricted.evict(pod, guard=UNGUARDED)).outcome in {
+            Evicted.ACCEPTED,
+            Evicted.GONE,
+        }
         await restricted.announce(
             name, node_uid=node.uid, quarantined=True, reason="Xid79", message="x"
         )
@@ -193,7 +200,9 @@ async def test_without_operations_a_quarantine_needs_no_right_to_them(
             listening(cluster) as listener,
         ):
             await listener.wait(WatchSynced)
-            made = await cluster.create_quarantine(name, QuarantineSpec(Action.CORDON, "gpu", "x"))
+            made = await cluster.create_quarantine(
+                name, QuarantineSpec(Action.CORDON, "gpu", "x"), guard=UNGUARDED
+            )
             assert await cluster.read_quarantine(name) is not None
             assert await cluster.operations.of(name) == []
             assert await cluster.operations.all() == []

@@ -24,7 +24,7 @@ from aggregator.cluster.kubernetes.http_session import MOST_CONNECTIONS
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.retry import TRIES
 from aggregator.cluster.kubernetes.transport import Transport
-from aggregator.cluster.port import Guard, GuardRefused, Refused, Unreachable
+from aggregator.cluster.port import UNGUARDED, Guard, GuardRefused, Refused, Unreachable
 from tests.controlplane.plane import ControlPlane
 from tests.support.replica import Turned
 from tests.support.waiting import PATIENCE, until
@@ -75,7 +75,7 @@ def sources_of(folder: Path, url: str, **user: object) -> CredentialSources:
 
 
 async def get(transport: Transport, lane: Priority = Priority.TAINT) -> bytes:
-    return await transport.request("GET", "/api/v1/things", lane)
+    return await transport.get("/api/v1/things", lane)
 
 
 async def test_a_server_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_a_lease_waits_for_no_connection_while_requests_lists_and_releases
         asked = [asyncio.create_task(get(transport, lane)) for lane in lanes]
         await until(lambda: hanging == MOST_CONNECTIONS)
         async with asyncio.timeout(PATIENCE):
-            await transport.request("GET", "/lease", Priority.LEASE)
+            await transport.get("/lease", Priority.LEASE)
         hang.set()
         await asyncio.gather(*asked)
 
@@ -182,7 +182,7 @@ async def test_a_read_whose_answer_is_lost_is_asked_again_and_a_write_is_not(
         assert await get(transport) == b"{}"
         assert asked == ["GET", "GET"]
         with pytest.raises(Unreachable):
-            await transport.request("POST", "/things", Priority.TAINT, body=b"{}")
+            await transport.request("POST", "/things", Priority.TAINT, body=b"{}", guard=UNGUARDED)
         assert asked == ["GET", "GET", "POST"]
 
 
@@ -225,7 +225,7 @@ async def test_a_reset_request_reopens_watches_but_for_those_that_were_read_late
         tasks = [asyncio.create_task(follow(transport, name)) for name in read_at]
         await until(lambda: len(watches) == 2)
         with pytest.raises(Unreachable):
-            await transport.request("POST", "/api/v1/things", Priority.TAINT)
+            await transport.request("POST", "/api/v1/things", Priority.TAINT, guard=UNGUARDED)
         await until(lambda: ended == ["early"])
         assert not tasks[1].done()
         over.set()
@@ -420,7 +420,9 @@ async def test_in_a_pod_its_own_service_account_is_used(
     }
     sources = CredentialSources("", "", environ, service_account=tmp_path)
     async with transport_of(sources) as transport:
-        answer = await transport.try_request("GET", "/api/v1/secrets", Priority.TAINT)
+        answer = await transport.try_request(
+            "GET", "/api/v1/secrets", Priority.TAINT, guard=UNGUARDED
+        )
         assert isinstance(answer, Failure)
         assert "system:serviceaccount:default:default" in answer.message
     token.write_text("")
@@ -474,7 +476,7 @@ async def test_connections_that_replace_dead_ones_alone_renew_the_credentials(
     ):
         before = renewing()
         with pytest.raises(Unreachable):
-            await transport.request("POST", "/api/v1/things", Priority.TAINT)
+            await transport.request("POST", "/api/v1/things", Priority.TAINT, guard=UNGUARDED)
         await until(lambda: len(before) == 1 and before[0].done())
         assert len(renewing()) == 1
 
@@ -551,6 +553,7 @@ async def test_a_query_and_a_body_arrive_as_they_were_meant(tmp_path: Path) -> N
             Priority.TAINT,
             query={"fieldSelector": "spec.nodeName=a&b"},
             body=b'{"x": "y"}',
+            guard=UNGUARDED,
         )
     assert body == b'{"a": 1}'
     assert got["query"] == {"fieldSelector": "spec.nodeName=a&b"}

@@ -16,7 +16,7 @@ import pytest
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import TEST_CONDITION
-from aggregator.cluster.port import Conflict, NodeChange
+from aggregator.cluster.port import UNGUARDED, Conflict, NodeChange
 from aggregator.composition.core import build_controller
 from aggregator.health.model import Hello
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
@@ -215,7 +215,7 @@ async def test_the_server_refuses_the_removal_of_a_list_of_taints_that_has_chang
     read = present(await kube.read_node(node))
     set_taints(cluster_space, node, UNTESTED, FOREIGN)
     with pytest.raises(Conflict):
-        await kube.patch_node(read, NodeChange(taints=without_taint(read, KEY)))
+        await kube.patch_node(read, NodeChange(taints=without_taint(read, KEY)), guard=UNGUARDED)
     assert taints(cluster_space, node) == [KEY, FOREIGN["key"]]
 
 

@@ -39,6 +39,10 @@ CORDONS = replace(SETTINGS, mode=Action.CORDON, conditions=(READY, DISK))
 FULL = component("disk-space", "/", Status.FAILED, "full")
 
 
+async def allowed(_annotations: object) -> None:
+    """No reason against a condition."""
+
+
 def condition(space: Space, node: str, kind: str = TYPE) -> dict[str, Any] | None:
     found = [one for one in space.plane.node(node)["status"]["conditions"] if one["type"] == kind]
     return found[0] if found else None
@@ -204,7 +208,9 @@ async def test_the_admission_policy_allows_the_types_that_it_names(
 
         async def refused(kind: str) -> bool:
             try:
-                await cluster.write_conditions(node, node_uid=uid, wanted={kind: sick})
+                await cluster.write_conditions(
+                    node, node_uid=uid, wanted={kind: sick}, guard=allowed
+                )
             except Refused as error:
                 return "ownConditions" in str(error)
             return False
@@ -215,7 +221,9 @@ async def test_the_admission_policy_allows_the_types_that_it_names(
                 break
             await asyncio.sleep(0.1)
         assert await refused("Other")
-        done = await cluster.write_conditions(node, node_uid=uid, wanted={TYPE: sick})
+        done = await cluster.write_conditions(
+            node, node_uid=uid, wanted={TYPE: sick}, guard=allowed
+        )
     assert status(cluster_space, node) == "False"
     assert TYPE in done.written
 
@@ -228,7 +236,10 @@ async def test_several_replicas_and_installations_write_it_once(
     uid = cluster_space.plane.node(node)["metadata"]["uid"]
     sick = NodeCondition("False", "Xid79", "lost", unhealthy=True)
     both = await asyncio.gather(
-        *(kube.write_conditions(node, node_uid=uid, wanted={TYPE: sick}) for _ in range(4))
+        *(
+            kube.write_conditions(node, node_uid=uid, wanted={TYPE: sick}, guard=allowed)
+            for _ in range(4)
+        )
     )
     assert {tuple(done.written) for done in both} == {(TYPE,)}
     assert not any(done.foreign for done in both)
@@ -237,7 +248,9 @@ async def test_several_replicas_and_installations_write_it_once(
     plane = cluster_space.plane
     async with kube_cluster(plane.kubeconfig, namespace="staging") as other:
         for wanted in (None, replace(sick, status="True", unhealthy=False)):
-            done = await other.write_conditions(node, node_uid=uid, wanted={TYPE: wanted})
+            done = await other.write_conditions(
+                node, node_uid=uid, wanted={TYPE: wanted}, guard=allowed
+            )
             assert done.foreign == {TYPE}
     assert status(cluster_space, node) == "False"
 
@@ -259,5 +272,5 @@ async def test_several_replicas_and_installations_write_it_once(
         await kube.write_conditions(
             node, node_uid=uid, wanted={TYPE: None}, guard=has_lost_its_place
         )
-    await kube.write_conditions(node, node_uid=uid, wanted={TYPE: None})
+    await kube.write_conditions(node, node_uid=uid, wanted={TYPE: None}, guard=allowed)
     assert (condition(cluster_space, node), record(cluster_space, node)) == (None, None)

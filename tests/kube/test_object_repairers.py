@@ -418,7 +418,7 @@ async def quarantined(
 ) -> tuple[dict[str, Any], RepairOrder, Quarantine]:
     """A Node, the order of its reboot, and its Quarantine, which owns what is created."""
     node = given.node()
-    made = await kube.create_quarantine(node["metadata"]["name"], SPEC)
+    made = await kube.create_quarantine(node["metadata"]["name"], SPEC, guard=UNGUARDED)
     return node, order_for(node, "reboot", quarantine=made.uid), made
 
 

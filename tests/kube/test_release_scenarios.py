@@ -300,9 +300,7 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
             )
             self.arrived, self.go = asyncio.Event(), asyncio.Event()
 
-        async def patch_node(
-            self, node: Node, change: NodeChange, *, guard: Guard | None = None
-        ) -> Node:
+        async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
             self.arrived.set()
             await self.go.wait()
             return await super().patch_node(node, change, guard=guard)
@@ -429,9 +427,7 @@ async def test_an_exemption_between_our_read_and_our_write_is_heard(
     class Overtaken(KubeCluster):
         """A person exempts the node just before our patch of it goes out."""
 
-        async def patch_node(
-            self, read: Node, change: NodeChange, *, guard: Guard | None = None
-        ) -> Node:
+        async def patch_node(self, read: Node, change: NodeChange, *, guard: Guard) -> Node:
             if not set_at:
                 set_at.append(read.version)
                 wish = {EXEMPT: exemption(time.time() + 3600, "do not touch")}

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import RELEASED
-from aggregator.cluster.port import Conflict, Node, NodeChange, Taint, Unread
+from aggregator.cluster.port import UNGUARDED, Conflict, Node, NodeChange, Taint, Unread
 from aggregator.quarantine.actions.cordon import DECIDING
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from tests.controlplane.api import MERGE_PATCH
@@ -72,7 +72,7 @@ async def test_a_node_as_expected_is_marked_and_keeps_all_else(
         while True:
             with contextlib.suppress(Conflict):  # a controller annotates a new node meanwhile
                 node = await listed(kube, name)
-                patched = await kube.patch_node(node, MARKS)
+                patched = await kube.patch_node(node, MARKS, guard=UNGUARDED)
                 break
     stored = present(await kube.read_node(name))
     assert patched.unread is None
@@ -89,7 +89,7 @@ async def test_known_taints_are_kept_beside_ours(kube: KubeCluster, cluster_spac
     taint = {"key": THEIRS.key, "value": THEIRS.value, "effect": THEIRS.effect}
     merge(cluster_space, name, {"spec": {"taints": [taint]}})
     node = replace(await listed(kube, name), taints=(THEIRS,))
-    await kube.patch_node(node, replace(MARKS, taints=(THEIRS, OURS)))
+    await kube.patch_node(node, replace(MARKS, taints=(THEIRS, OURS)), guard=UNGUARDED)
     stored = present(await kube.read_node(name))
     assert {one.key for one in stored.taints} >= {THEIRS.key, OURS.key}
 
@@ -122,7 +122,7 @@ async def test_a_write_of_another_client_before_ours_refuses_the_patch_and_stays
     merge(cluster_space, name, body)
     before = await kube.read_node(name)
     with pytest.raises(Conflict) as raised:
-        await kube.patch_node(node, MARKS)
+        await kube.patch_node(node, MARKS, guard=UNGUARDED)
     assert raised.value.status == 422
     after = await kube.read_node(name)
     assert before is not None
@@ -139,7 +139,7 @@ async def test_a_node_of_the_same_name_with_another_uid_is_not_marked(
     [name] = cluster_space.create_nodes(1, annotations={"keep": "me"})
     node = await listed(kube, name)
     with pytest.raises(Conflict):
-        await kube.patch_node(replace(node, uid="another"), MARKS)
+        await kube.patch_node(replace(node, uid="another"), MARKS, guard=UNGUARDED)
 
 
 async def test_a_client_that_patches_a_hundred_times_a_second_delays_no_mark(
@@ -166,7 +166,7 @@ async def test_a_client_that_patches_a_hundred_times_a_second_delays_no_mark(
         attempts = 1
         while True:
             try:
-                await kube.patch_node(node, MARKS)
+                await kube.patch_node(node, MARKS, guard=UNGUARDED)
                 break
             except Conflict:
                 attempts += 1

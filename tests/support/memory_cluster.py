@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
+    UNGUARDED,
     ClusterError,
     ClusterEvent,
     Conflict,
@@ -449,7 +450,7 @@ class MemoryCluster:
             return effect
         return Arrival(watch, call, node, effect, pod, order, repeatable)
 
-    async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+    async def _call(self, name: str, effect: Callable[[], T], guard: Guard = UNGUARDED) -> T:
         """Yield to others, as the network does; then do it, unless the process is dead.
 
         An acting call has its time in the queue first, then its guard, and is then sent.
@@ -610,9 +611,7 @@ class MemoryCluster:
 
         return await self._call("read_record", effect)
 
-    async def write_record(
-        self, text: str, version: str, *, guard: Guard | None = None
-    ) -> RecordText:
+    async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText:
         def effect() -> RecordText:
             if self.world.record.version != version:
                 raise Conflict("record")
@@ -628,7 +627,7 @@ class MemoryCluster:
         return await self._call("read_stop", lambda: self.world.stop)
 
     async def create_quarantine(
-        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+        self, node: str, spec: QuarantineSpec, *, guard: Guard
     ) -> Quarantine:
         def effect() -> Quarantine:
             if not self.world.definition:
@@ -736,9 +735,7 @@ class MemoryCluster:
         finally:
             self.waits -= 1
 
-    async def patch_node(
-        self, node: Node, change: NodeChange, *, guard: Guard | None = None
-    ) -> Node:
+    async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         def effect() -> Node:
             now = self.world.nodes.get(node.name)
             if now is None:
@@ -785,7 +782,7 @@ class MemoryCluster:
         return await self._call("pods_labelled", effect)
 
     async def delete_pod(
-        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard
     ) -> EvictionResult:
         self.in_background["delete_pod"] += background
 
@@ -809,7 +806,7 @@ class MemoryCluster:
         *,
         dry_run: bool = False,
         background: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> EvictionResult:
         self.in_background["evict"] += background
 
@@ -866,12 +863,12 @@ class MemoryCluster:
         *,
         node_uid: str,
         wanted: Mapping[str, NodeCondition | None],
-        guard: NodeGuard | None = None,
+        guard: NodeGuard,
     ) -> WrittenConditions:
         raise NotImplementedError  # tests of conditions have the real API server
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard
     ) -> None:
         def effect() -> None:
             now = self.world.nodes.get(node)

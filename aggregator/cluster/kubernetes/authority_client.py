@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
-from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.lease import LABELS
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
@@ -23,7 +22,7 @@ from aggregator.cluster.kubernetes.objects import (
     decode,
 )
 from aggregator.cluster.kubernetes.transport import Transport, encode
-from aggregator.cluster.port import ClusterError, Conflict, NotFound
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, NotFound
 from aggregator.tls.authority import Authority, DamagedPem, read_authority
 from aggregator.tls.authority_store import (
     AuthorityConflict,
@@ -149,10 +148,9 @@ class KubeAuthorities:
     async def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """No retry: the next step reads again. Raises ClusterError."""
         await self._transport.open()
-        answer = await self._transport.try_request(method, path, Priority.READ, body=body)
-        if isinstance(answer, Failure):
-            raise answer.error()
-        return answer
+        return await self._transport.request(
+            method, path, Priority.READ, body=body, guard=UNGUARDED
+        )
 
 
 def _entries(secret: _Object) -> dict[int, tuple[str, str]]:

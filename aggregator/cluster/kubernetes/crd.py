@@ -24,9 +24,7 @@ class DefinitionState:
 async def read_definition(transport: Transport) -> DefinitionState:
     """Read it, never from a cache. Raises ClusterError, except for its absence."""
     try:
-        body = await transport.request(
-            "GET", paths.THE_DEFINITION, Priority.RELEASE, accept=METADATA
-        )
+        body = await transport.get(paths.THE_DEFINITION, Priority.RELEASE, accept=METADATA)
     except NotFound:
         return DefinitionState(uid="", going=True)
     meta = decode(body, PartialObjectMetadata).metadata

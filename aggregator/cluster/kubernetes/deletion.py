@@ -15,7 +15,7 @@ async def request_deletion(
     version: str = "",
     *,
     propagation: str | None = None,
-    guard: Guard | None = None,
+    guard: Guard,
 ) -> Meta | None:
     """Have the object deleted that has this uid and, if given, version. Returns what a finalizer
     keeps of it; None: it is gone. Raises Conflict where another one has its name or version.
@@ -53,7 +53,7 @@ async def metadata_with(
     """The metadata of a merge patch that puts the finalizer on an object as it was read. Raises
     Conflict where it has changed, or is being deleted.
     """
-    body = await transport.request("GET", path, Priority.READ)
+    body = await transport.get(path, Priority.READ)
     meta = decode(body, PartialObjectMetadata).metadata
     if (meta.uid, meta.resource_version) != (uid, version):
         raise Conflict(f"{name} has changed since it was read")

@@ -7,7 +7,7 @@ from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.quarantine_codec import GROUP, VERSION
 from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
-from aggregator.cluster.port import Conflict, NodeEvent
+from aggregator.cluster.port import UNGUARDED, Conflict, NodeEvent
 
 REPORTER = "sickbay.dev/aggregator"
 # The API's own limits: a longer note or reason is refused.
@@ -45,7 +45,13 @@ async def post_event(transport: Transport, body: dict[str, object], *, node: str
     ``node``: the one whose taint it trails, if any (`Limiter.acquire`).
     """
     await transport.request(
-        "POST", paths.EVENTS, Priority.EVENT, body=encode(body), accept=METADATA, node=node
+        "POST",
+        paths.EVENTS,
+        Priority.EVENT,
+        body=encode(body),
+        accept=METADATA,
+        guard=UNGUARDED,
+        node=node,
     )
 
 

@@ -64,7 +64,7 @@ class HttpSession:
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
         *,
         is_lease: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> aiohttp.ClientResponse:
         """The answer's head; its body is not read yet. Raises as aiohttp does.
 

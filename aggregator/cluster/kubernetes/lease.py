@@ -15,11 +15,10 @@ import msgspec
 from attrs import define, field
 
 from aggregator.cluster.kubernetes import paths
-from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Meta, decode
 from aggregator.cluster.kubernetes.transport import Transport, encode
-from aggregator.cluster.port import ClusterError, Conflict, NotFound
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, NotFound
 from aggregator.leader.election import TIMES
 from aggregator.leader.lease import (
     Candidate,
@@ -82,20 +81,16 @@ class KubeLease:
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         try:
-            answer = await self._transport.try_request(
-                method, path, Priority.LEASE, body=body, deadline=self._deadline
+            return await self._transport.request(
+                method, path, Priority.LEASE, body=body, deadline=self._deadline, guard=UNGUARDED
             )
         except ClusterError as error:
-            raise LeaseStoreError(str(error), retry_after=error.retry_after) from error
-        if not isinstance(answer, Failure):
-            return answer
-        refusal = answer.error()
-        kind: type[LeaseStoreError] = LeaseStoreError
-        if isinstance(refusal, Conflict):
-            kind = LeaseConflict
-        elif isinstance(refusal, NotFound) and method != "POST":
-            kind = LeaseNotFound
-        raise kind(str(refusal), retry_after=refusal.retry_after)
+            kind: type[LeaseStoreError] = LeaseStoreError
+            if isinstance(error, Conflict):
+                kind = LeaseConflict
+            elif isinstance(error, NotFound) and method != "POST":
+                kind = LeaseNotFound
+            raise kind(str(error), retry_after=error.retry_after) from error
 
     def _object(self, draft: Draft) -> Mapping[str, object]:
         now, holder = _micro_time(self._wall()), draft.holder

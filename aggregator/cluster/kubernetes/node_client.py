@@ -68,8 +68,7 @@ class KubeNodes(KubeNodeConditions):
     async def read_nodes(self) -> list[NodeMeta]:
         """From the server's cache, decoded as they come: 100,000 at once would stop the loop."""
         reader = ListReader(lambda raw: to_meta(decode(raw, PartialObjectMetadata)))
-        await self._transport.request(
-            "GET",
+        await self._transport.get(
             paths.NODES,
             Priority.STATUS,
             query={"resourceVersion": "0"},
@@ -105,7 +104,7 @@ class KubeNodes(KubeNodeConditions):
         self, name: str, query: Mapping[str, str] | None, lane: Priority
     ) -> Node | None:
         try:
-            body = await self._transport.request("GET", paths.node(name), lane, query=query)
+            body = await self._transport.get(paths.node(name), lane, query=query)
         except NotFound:
             return None
         return to_node(decode(body, NodeObject))
@@ -119,9 +118,7 @@ class KubeNodes(KubeNodeConditions):
                 if any(change.type != "DELETED" for change in batch):
                     return
 
-    async def patch_node(
-        self, node: Node, change: NodeChange, *, guard: Guard | None = None
-    ) -> Node:
+    async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """The answer is metadata only: by its version the rest is as read, except this change."""
         checked = node.unread is not None
         body = encode(
@@ -152,22 +149,18 @@ class KubeNodes(KubeNodeConditions):
     async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
         lane, query = _of_drains(background=background), {"fieldSelector": f"spec.nodeName={node}"}
         # ``node``: the read that ends a drain is a report of its node.
-        body = await self._transport.request(
-            "GET", paths.PODS, lane, query=query, node=node, is_list=True
-        )
+        body = await self._transport.get(paths.PODS, lane, query=query, node=node, is_list=True)
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 
     async def pods_labelled(
         self, namespace: str, label: str, value: str, *, background: bool = False
     ) -> list[Pod]:
         lane, query = _of_drains(background=background), {"labelSelector": f"{label}={value}"}
-        body = await self._transport.request(
-            "GET", paths.pods(namespace), lane, query=query, is_list=True
-        )
+        body = await self._transport.get(paths.pods(namespace), lane, query=query, is_list=True)
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 
     async def delete_pod(
-        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard
     ) -> EvictionResult:
         where, lane = paths.pod(pod.namespace, pod.name), _of_drains(background=background)
         body = encode(deletion_of(pod, grace))
@@ -182,7 +175,7 @@ class KubeNodes(KubeNodeConditions):
         *,
         dry_run: bool = False,
         background: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> EvictionResult:
         where, lane = paths.eviction(pod.namespace, pod.name), _of_drains(background=background)
         # Webhooks and the audit log read the query alone, the eviction itself reads the body.

@@ -16,6 +16,7 @@ from aggregator.cluster.kubernetes.objects import NodeObject, decode, to_node
 from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
 from aggregator.cluster.node_names import CONDITION, TEST_CONDITION, is_marked
 from aggregator.cluster.port import (
+    UNGUARDED,
     Conflict,
     Guard,
     NodeCondition,
@@ -104,7 +105,9 @@ class KubeNodeConditions:
                     due = (newer and change(newer)) or due
             found, condition = due
             try:
-                await write_condition(self._transport, found, condition, about=node)
+                await write_condition(
+                    self._transport, found, condition, guard=UNGUARDED, about=node
+                )
             except Conflict:
                 if attempt == _TRIES:
                     raise
@@ -117,7 +120,7 @@ class KubeNodeConditions:
         *,
         node_uid: str,
         wanted: Mapping[str, NodeCondition | None],
-        guard: NodeGuard | None = None,
+        guard: NodeGuard,
     ) -> WrittenConditions:
         """See the protocol. Conditions and record are one request."""
 
@@ -132,14 +135,14 @@ class KubeNodeConditions:
                     found,
                     *plan.patches,
                     annotations={CONDITIONS: record_written(plan.written)},
-                    guard=None if guard is None else Guard(lambda: guard(acts_on)),
+                    guard=Guard(lambda: guard(acts_on)),
                 )
             return WrittenConditions(plan.written, frozenset(plan.foreign))
 
         return await self._by_read(node, node_uid, write)
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard
     ) -> None:
         async def write(found: NodeObject) -> None:
             values, now = (condition.status, condition.reason, condition.message), self._wall()
@@ -167,9 +170,7 @@ class KubeNodeConditions:
     ) -> NodeObject:
         """Raises Conflict where another node has the name."""
         query = {"resourceVersion": "0"} if cached else None
-        body = await self._transport.request(
-            "GET", paths.node(node), Priority.STATUS, query=query, node=about
-        )
+        body = await self._transport.get(paths.node(node), Priority.STATUS, query=query, node=about)
         found = decode(body, NodeObject)
         if found.metadata.uid != node_uid:
             raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
@@ -200,7 +201,7 @@ async def write_condition(
     found: NodeObject,
     *conditions: Mapping[str, object],
     annotations: Mapping[str, str | None] | None = None,
-    guard: Guard | None = None,
+    guard: Guard,
     about: str = "",
 ) -> None:
     """Write these against the version of the read. ``about``: a report of this node. Raises

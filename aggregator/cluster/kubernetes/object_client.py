@@ -80,7 +80,7 @@ class KubeObjects:
         self, resource: ObjectResource, namespace: str, name: str
     ) -> ClusterObject | None:
         try:
-            body = await self._request("GET", _path(resource, namespace, name))
+            body = await self._read(_path(resource, namespace, name))
         except NotFound:
             return None
         return _to_object(body)
@@ -88,9 +88,7 @@ class KubeObjects:
     async def find(
         self, resource: ObjectResource, which: Callable[[Mapping[str, Any]], bool]
     ) -> Sequence[ClusterObject]:
-        body = await self._request(
-            "GET", paths.objects(resource, ""), query={"resourceVersion": "0"}
-        )
+        body = await self._read(paths.objects(resource, ""), query={"resourceVersion": "0"})
         found: list[ClusterObject] = []
         for number, raw in enumerate(decode(body, RawList).items or (), 1):
             if which(decode(raw, dict)):
@@ -104,7 +102,7 @@ class KubeObjects:
     ) -> Sequence[ClusterObject]:
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         path = paths.objects(resource, namespace)
-        body = await self._request("GET", path, query={"labelSelector": selector})
+        body = await self._read(path, query={"labelSelector": selector})
         return [_to_object(raw) for raw in decode(body, RawList).items or ()]
 
     async def create(
@@ -116,7 +114,10 @@ class KubeObjects:
         guard: Guard,
     ) -> ClusterObject:
         path = paths.objects(resource, namespace if resource.namespaced else "")
-        body = await self._request("POST", path, body=encode(content), guard=guard)
+        await self._transport.open()
+        body = await self._transport.request(
+            "POST", path, Priority.PHASE, body=encode(content), guard=guard
+        )
         return _to_object(body)
 
     async def annotate(
@@ -128,9 +129,11 @@ class KubeObjects:
         guard: Guard,
     ) -> None:
         fence = {"uid": found.uid, "resourceVersion": found.version}
-        await self._request(
+        await self._transport.open()
+        await self._transport.request(
             "PATCH",
             _path(resource, found.namespace, found.name),
+            Priority.PHASE,
             body=encode({"metadata": {**fence, "annotations": dict(annotations)}}),
             accept=METADATA,
             guard=guard,
@@ -166,14 +169,9 @@ class KubeObjects:
         allowed = [await is_allowed(self._transport, right) for right in rights]
         return [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
 
-    async def _read(self, path: str) -> bytes:
+    async def _read(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
         await self._transport.open()
-        return await self._transport.request("GET", path, Priority.BACKGROUND)
-
-    async def _request(self, method: str, path: str, **more: Any) -> bytes:
-        await self._transport.open()
-        lane = Priority.BACKGROUND if method == "GET" else Priority.PHASE
-        return await self._transport.request(method, path, lane, **more)
+        return await self._transport.get(path, Priority.BACKGROUND, query=query)
 
 
 def _path(resource: ObjectResource, namespace: str, name: str) -> str:

@@ -15,10 +15,10 @@ async def signing_keys(transport: Transport) -> tuple[str, str]:
 
     Every service account may read both (ClusterRole system:service-account-issuer-discovery).
     """
-    document = json.loads(await transport.request("GET", _DISCOVERY, Priority.RECORD))
+    document = json.loads(await transport.get(_DISCOVERY, Priority.RECORD))
     issuer = document.get("issuer")
     if not isinstance(issuer, str) or not issuer:
         raise Refused("the API server's discovery document names no issuer of tokens")
     # It answers 406 to a client that accepts application/json only.
-    keys = await transport.request("GET", _KEYS, Priority.RECORD, accept="*/*")
+    keys = await transport.get(_KEYS, Priority.RECORD, accept="*/*")
     return issuer, keys.decode()

@@ -24,6 +24,7 @@ from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import KnownOperations, unknown_outcome, with_attempts
 from aggregator.cluster.port import (
+    UNGUARDED,
     NodeTestStatus,
     NotFound,
     ObjectCondition,
@@ -66,7 +67,9 @@ class KubeOperations:
 
     async def create(self, name: str, spec: OperationSpec) -> Operation:
         body = operation_body(name, spec, finalizers=[FINALIZER])
-        made = await self._request("POST", paths.OPERATIONS, Priority.PHASE, body=encode(body))
+        made = await self._transport.request(
+            "POST", paths.OPERATIONS, Priority.PHASE, body=encode(body), guard=UNGUARDED
+        )
         return self._take(made)
 
     async def adopt(self, operation: Operation) -> Operation:
@@ -82,13 +85,13 @@ class KubeOperations:
 
     async def read(self, name: str) -> Operation | None:
         try:
-            return self._take(await self._request("GET", _path(name)))
+            return self._take(await self._transport.get(_path(name), Priority.READ))
         except NotFound:
             return None
 
     async def of(self, node: str) -> list[Operation]:
         selector = {"labelSelector": f"{NODE_LABEL}={label_of(node)}"}
-        listed = await self._request("GET", paths.OPERATIONS, query=selector)
+        listed = await self._transport.get(paths.OPERATIONS, Priority.READ, query=selector)
         operations = (decode_operation(one) for one in decode(listed, RawList).items or ())
         ours = self.known.installation
         found = [one for one in operations if one.spec.node == node and one.is_of(ours)]
@@ -112,6 +115,7 @@ class KubeOperations:
             Priority.STATUS,
             operation.uid,
             operation.version,
+            guard=UNGUARDED,
         )
         patch = patch_without(left, FINALIZER)
         if patch is not None:
@@ -120,17 +124,15 @@ class KubeOperations:
         self.known.drop(operation)
 
     async def _patch(self, path: str, patch: Mapping[str, object], lane: Priority) -> Operation:
-        return self._take(await self._request("PATCH", path, lane, body=encode(patch)))
+        body = encode(patch)
+        return self._take(
+            await self._transport.request("PATCH", path, lane, body=body, guard=UNGUARDED)
+        )
 
     def _take(self, body: bytes) -> Operation:
         operation = decode_operation(body)
         self.known.take(operation)
         return operation
-
-    async def _request(
-        self, method: str, path: str, lane: Priority = Priority.READ, **more: Any
-    ) -> bytes:
-        return await self._transport.request(method, path, lane, **more)
 
 
 class NoOperations(KubeOperations):

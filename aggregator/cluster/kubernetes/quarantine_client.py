@@ -20,6 +20,7 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
 )
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import (
+    UNGUARDED,
     Conflict,
     Guard,
     NotFound,
@@ -57,7 +58,7 @@ class KubeQuarantines:
         )
 
     async def create_quarantine(
-        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+        self, node: str, spec: QuarantineSpec, *, guard: Guard
     ) -> Quarantine:
         """Make it, with our finalizer. Raises Conflict when the node has one."""
         body = {
@@ -74,7 +75,7 @@ class KubeQuarantines:
     async def read_quarantine(self, node: str) -> Quarantine | None:
         """From etcd, or None where the node has none. So are its operations, if any is known."""
         try:
-            body = await self._transport.request("GET", paths.quarantine(node), Priority.READ)
+            body = await self._transport.get(paths.quarantine(node), Priority.READ)
         except NotFound:
             return None
         if self.operations.known.has(node):
@@ -88,6 +89,7 @@ class KubeQuarantines:
             paths.quarantine(quarantine.node),
             {"metadata": _fence(quarantine), "spec": encode_spec(spec)},
             Priority.TAINT,
+            guard=UNGUARDED,
         )
 
     async def write_quarantine_status(
@@ -107,6 +109,7 @@ class KubeQuarantines:
             lane,
             # Progress comes again and again, and no report about a later node waits for it.
             node=quarantine.node if lane <= Priority.REPORT else "",
+            guard=UNGUARDED,
         )
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
@@ -115,7 +118,9 @@ class KubeQuarantines:
         metadata = await metadata_with(
             self._transport, path, FINALIZER, quarantine.uid, quarantine.version, name
         )
-        return await self._patch_quarantine(path, {"metadata": metadata}, Priority.TAINT)
+        return await self._patch_quarantine(
+            path, {"metadata": metadata}, Priority.TAINT, guard=UNGUARDED
+        )
 
     async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard) -> None:
         """Delete it, then take our finalizer off; by uid, whatever its version.
@@ -153,7 +158,7 @@ class KubeQuarantines:
         lane: Priority,
         *,
         node: str = "",
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> Quarantine:
         body = await self._transport.request(
             "PATCH", path, lane, body=encode(patch), node=node, guard=guard

@@ -14,7 +14,15 @@ from aggregator.cluster.kubernetes.objects import (
     to_record,
 )
 from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
-from aggregator.cluster.port import Conflict, Guard, NotFound, RecordPlace, RecordText, Refused
+from aggregator.cluster.port import (
+    UNGUARDED,
+    Conflict,
+    Guard,
+    NotFound,
+    RecordPlace,
+    RecordText,
+    Refused,
+)
 from aggregator.runtime.recent import Recent
 
 #: Objects kept to write against, by version. One is the rule; a failed write leaves another.
@@ -47,13 +55,11 @@ class RecordClient:
         except NotFound:
             pass
         try:
-            return await self._create_record("")
+            return await self._create_record("", UNGUARDED)
         except Conflict:
             return await self._get_record()  # another made it in between
 
-    async def write_record(
-        self, text: str, version: str, *, guard: Guard | None = None
-    ) -> RecordText:
+    async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText:
         """Compare-and-set: a PUT of the whole object as it was read, with another `record`.
 
         A merge patch takes twice as long on the server, and the text of thousands of nodes need not
@@ -92,7 +98,7 @@ class RecordClient:
 
     async def _get_record(self) -> RecordText:
         return self._keep_record(
-            await self._transport.request("GET", paths.record(self._namespace), Priority.RECORD)
+            await self._transport.get(paths.record(self._namespace), Priority.RECORD)
         )
 
     async def _get_record_or_conflict(self) -> RecordText:
@@ -101,7 +107,7 @@ class RecordClient:
         except NotFound as error:
             raise Conflict(_DELETED, status=404) from error
 
-    async def _create_record(self, text: str, guard: Guard | None = None) -> RecordText:
+    async def _create_record(self, text: str, guard: Guard) -> RecordText:
         record = {
             "apiVersion": "v1",
             "kind": "ConfigMap",

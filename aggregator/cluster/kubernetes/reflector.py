@@ -71,9 +71,7 @@ async def list_pages(transport: Transport, kind: Resource) -> AsyncGenerator[Raw
         query = {**kind.selector, "limit": str(kind.page)}
         if token:
             query["continue"] = token
-        body = await transport.request(
-            "GET", kind.path, kind.lane, query=query, accept=kind.list_accept
-        )
+        body = await transport.get(kind.path, kind.lane, query=query, accept=kind.list_accept)
         page = decode(body, RawList)
         yield page
         token = page.metadata.next
@@ -174,8 +172,7 @@ class Watch:
             )
 
     async def _read_version(self) -> str:
-        body = await self._transport.request(
-            "GET",
+        body = await self._transport.get(
             self._kind.path,
             Priority.RECORD,
             query={**self._kind.selector, "limit": "1"},

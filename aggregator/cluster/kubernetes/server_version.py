@@ -29,7 +29,7 @@ async def check_version(transport: Transport) -> str:
     Raises ClusterTooOld, or ClusterError where there was no answer.
     """
     try:
-        body = await transport.request("GET", _PATH, Priority.RECORD)
+        body = await transport.get(_PATH, Priority.RECORD)
         text = msgspec.json.decode(body, type=_Info).gitVersion
     except (Refused, NotFound, msgspec.DecodeError) as error:
         log.warning(

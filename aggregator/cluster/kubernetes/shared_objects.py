@@ -23,8 +23,8 @@ class KubeSharedObjects(RecordClient):
     async def read_stop(self) -> StopText:
         """From etcd, without a wait in any queue of ours. People set it; it is only read here."""
         try:
-            body = await self._transport.request(
-                "GET", paths.stop(self._namespace), Priority.STOP, deadline=_DEADLINE
+            body = await self._transport.get(
+                paths.stop(self._namespace), Priority.STOP, deadline=_DEADLINE
             )
         except NotFound:
             return StopText()

@@ -11,7 +11,8 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import NamedTuple, Protocol, TypedDict, Unpack
+from functools import partial
+from typing import NamedTuple, Protocol, Required, TypedDict, Unpack
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -25,7 +26,7 @@ from aggregator.cluster.kubernetes.errors import Failure, parse_failure
 from aggregator.cluster.kubernetes.http_session import CONNECT_S, HttpSession
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.retry import retry_idempotent
-from aggregator.cluster.port import ClusterError, Guard, Refused, Unreachable
+from aggregator.cluster.port import UNGUARDED, ClusterError, Guard, Refused, Unreachable
 from aggregator.runtime.histogram import REQUEST, Histogram
 
 _LOG = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class _Call(NamedTuple):
     deadline: float = 0.0  # seconds, for the answer as a whole
     is_lease: bool = False
     sink: "BodySink | None" = None
-    guard: Guard | None = None
+    guard: Guard = UNGUARDED
 
     @property
     def path(self) -> str:
@@ -109,22 +110,27 @@ class BodySink(Protocol):
     def take(self, piece: bytes) -> None: ...
 
 
-class RequestOptions(TypedDict, total=False):
-    """``deadline``: seconds for the answer. ``guard`` is awaited once the limiter's turn and the
-    connection are there. ``node`` and ``is_list``: see `Limiter.acquire`. ``sink`` takes the body
-    of a 2xx answer as it arrives, and the body that is returned is empty. ``content_type``: a merge
-    patch without it, JSON for the other methods.
+class ReadOptions(TypedDict, total=False):
+    """``deadline``: seconds for the answer. ``node`` and ``is_list``: see `Limiter.acquire`.
+    ``sink`` takes the body of a 2xx answer as it arrives, and the body that is returned is empty.
     """
 
     query: Mapping[str, str] | None
-    body: bytes | None
-    content_type: str
     accept: str
     deadline: float
-    guard: Guard | None
     node: str
     is_list: bool
     sink: BodySink
+
+
+class RequestOptions(ReadOptions, total=False):
+    """``guard`` is awaited once the limiter's turn and the connection are there. ``content_type``:
+    a merge patch without it, JSON for the other methods.
+    """
+
+    guard: Required[Guard]
+    body: bytes | None
+    content_type: str
 
 
 class WatchStream:
@@ -192,32 +198,28 @@ class Transport:
             await self._wire.close()
             self._wire = None
 
+    async def get(self, path: str, lane: Priority, **options: Unpack[ReadOptions]) -> bytes:
+        """The body of a 2xx answer; any other raises its typed error.
+
+        ``path`` begins with "/"; see paths.py. It is retried where one answer is lost.
+        """
+        quick = min(_QUICK_S, options.get("deadline", self._deadline) / 2)
+        once = partial(self.request, "GET", path, lane, guard=UNGUARDED, **options)
+        return await retry_idempotent(once, rng=self._rng, quick=quick)
+
     async def request(
         self, method: str, path: str, lane: Priority, **options: Unpack[RequestOptions]
     ) -> bytes:
-        """The body of a 2xx answer; any other raises its typed error.
-
-        ``path`` begins with "/"; see paths.py. A GET is read-only, and is retried where one answer
-        is lost.
-        """
-
-        async def once() -> bytes:
-            answer = await self.try_request(method, path, lane, **options)
-            if isinstance(answer, Failure):
-                raise answer.error()
-            return answer
-
-        if method != "GET":
-            return await once()
-        quick = min(_QUICK_S, options.get("deadline", self._deadline) / 2)
-        return await retry_idempotent(once, rng=self._rng, quick=quick)
+        """As `get`, and never retried."""
+        answer = await self.try_request(method, path, lane, **options)
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
 
     async def try_request(
         self, method: str, path: str, lane: Priority, **options: Unpack[RequestOptions]
     ) -> bytes | Failure:
-        """As `request`, but a refusal is returned. Raises Unreachable where no answer came. No
-        request is retried.
-        """
+        """As `request`, but a refusal is returned. Raises Unreachable where no answer came."""
         body, query = options.get("body"), options.get("query")
         headers: dict[str, str] = {hdrs.ACCEPT: options.get("accept", JSON)}
         if body is not None:
@@ -231,7 +233,7 @@ class Transport:
             options.get("deadline", self._deadline),
             is_lease=lane is Priority.LEASE,
             sink=options.get("sink"),
-            guard=options.get("guard"),
+            guard=options["guard"],
         )
         node, is_list = options.get("node", ""), options.get("is_list", False)
         async with self._limiter.turn(lane, node, is_list=is_list):
@@ -287,7 +289,9 @@ class Transport:
         try:
             # The server sends a watch's head at once, even if no change follows.
             async with asyncio.timeout(request.deadline):
-                response = await wire.send("GET", request.target, request.headers, None, endless)
+                response = await wire.send(
+                    "GET", request.target, request.headers, None, endless, guard=request.guard
+                )
                 if response.status != 200:
                     async with response:
                         refusal = await response.read()

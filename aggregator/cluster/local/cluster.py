@@ -20,7 +20,6 @@ from aggregator.cluster.local.store import ClusterStore
 from aggregator.cluster.node_names import RELEASED
 from aggregator.cluster.operations import KnownOperations
 from aggregator.cluster.port import (
-    UNGUARDED,
     ClusterError,
     ClusterEvent,
     Evicted,
@@ -261,19 +260,17 @@ class LocalCluster:
     async def read_record(self) -> RecordText:
         return await self._in_thread(self._open.record)
 
-    async def write_record(
-        self, text: str, version: str, *, guard: Guard | None = None
-    ) -> RecordText:
-        await pass_guard(guard)
+    async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText:
+        await guard()
         return await self._write(self._open.write_record, text, version)
 
     async def read_stop(self) -> StopText:
         return await self._in_thread(self._open.stop)
 
     async def create_quarantine(
-        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+        self, node: str, spec: QuarantineSpec, *, guard: Guard
     ) -> Quarantine:
-        await pass_guard(guard)
+        await guard()
         return await self._write(self._open.create_quarantine, node, spec, finalizer=True)
 
     async def read_quarantine(self, node: str) -> Quarantine | None:
@@ -327,9 +324,7 @@ class LocalCluster:
     async def wait_for_node(self, name: str) -> None:
         """Every node is there: a read of a node adds it to this cluster."""
 
-    async def patch_node(
-        self, node: Node, change: NodeChange, *, guard: Guard | None = None
-    ) -> Node:
+    async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """The site's command first, then the row: a crash between them runs the command again.
 
         A caller that decided on an older read runs no command either.
@@ -349,12 +344,12 @@ class LocalCluster:
             self._open.drain_of, name
         )
         if len(after.taints) > len(node.taints):
-            await self._cordon(name, guard or UNGUARDED)
+            await self._cordon(name, guard)
         elif len(after.taints) < len(node.taints) or undoes:
             await self._run(self._commands.release, name, "release", guard)
             await self._write(self._open.set_drain_of, name, "")
         else:
-            await pass_guard(guard)
+            await guard()
         return await self._write(self._open.write_node, after)
 
     async def _cordon(self, name: str, guard: Guard) -> None:
@@ -399,7 +394,7 @@ class LocalCluster:
         return []  # the command instead of the pods has no labels
 
     async def delete_pod(
-        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard
     ) -> EvictionResult:
         """A command can't be forced: it is run once more."""
         return await self.evict(pod, background=background, guard=guard)
@@ -410,7 +405,7 @@ class LocalCluster:
         *,
         dry_run: bool = False,
         background: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> EvictionResult:
         if dry_run:
             return EvictionResult(Evicted.ACCEPTED)
@@ -438,28 +433,28 @@ class LocalCluster:
         *,
         node_uid: str,
         wanted: Mapping[str, NodeCondition | None],
-        guard: NodeGuard | None = None,
+        guard: NodeGuard,
     ) -> WrittenConditions:
         """Without Kubernetes there are none, and the configuration refuses them."""
         return WrittenConditions()
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard
     ) -> None:
         """Without Kubernetes there are none."""
 
-    async def _run(self, argv: Sequence[str], node: str, action: str, guard: Guard | None) -> None:
+    async def _run(self, argv: Sequence[str], node: str, action: str, guard: Guard) -> None:
         if not argv:
-            await pass_guard(guard)
+            await guard()
             return
         quarantine = await self.read_quarantine(node)
         reason = quarantine.spec.reason if quarantine is not None else ""
         values = {"node": node, "action": action, "reason": reason}
         key, limit = f"cluster.local.commands.{action}", self._command_timeout
-        await run_command(argv, key=key, values=values, limit=limit, guard=guard or UNGUARDED)
+        await run_command(argv, key=key, values=values, limit=limit, guard=guard)
 
 
-async def pass_guard(guard: Guard | None) -> None:
+async def pass_guard(guard: Guard) -> None:
     """There is no queue here: the guard is awaited at once."""
     if guard is not None:
         await guard()

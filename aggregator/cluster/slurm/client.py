@@ -105,12 +105,12 @@ class SlurmPrograms:
         chosen = ",".join(checked) if len(checked) <= _MOST_NAMED else ""
         if self._scontrol_has_json is not False:
             command = ["scontrol", "--json", "show", "nodes", *([chosen] if chosen else [])]
-            code, output = await self._run(command)
+            code, output = await self._run(command, guard=UNGUARDED)
             # What a program prints has the words of administrators: only its failure is Slurm's.
             self._scontrol_has_json = code == 0 or not any(text in output for text in _NO_OPTION)
         if not self._scontrol_has_json:
             command = ["sinfo", "--json", *(["--nodes", chosen] if chosen else [])]
-            code, output = await self._run(command)
+            code, output = await self._run(command, guard=UNGUARDED)
         if code != 0 and NO_NODE in output and chosen:
             # sinfo refuses the whole list because of one name that it does not know.
             found = await self.read_nodes()
@@ -124,7 +124,7 @@ class SlurmPrograms:
         mark = secrets.token_hex(8)
         options = ["--noheader", "--states=all", f"--format={mark}{JOB_FORMAT}"]
         command = ["squeue", *options, "--nodelist", name]
-        code, output = await self._run(command)
+        code, output = await self._run(command, guard=UNGUARDED)
         if code != 0 and NO_NODE in output:
             return []
         _expect_success(command, code, output)
@@ -132,7 +132,7 @@ class SlurmPrograms:
 
     async def read_controller(self) -> ControllerFacts:
         command = ["scontrol", "show", "config"]
-        code, output = await self._run(command)
+        code, output = await self._run(command, guard=UNGUARDED)
         _expect_success(command, code, output)
         started, user = _START.search(output), _USER.search(output)
         return ControllerFacts(started[1] if started else "", user[1] if user else "")
@@ -183,7 +183,7 @@ class SlurmPrograms:
         )
         return code, output
 
-    async def _run(self, command: Sequence[str], *, guard: Guard = UNGUARDED) -> tuple[int, str]:
+    async def _run(self, command: Sequence[str], *, guard: Guard) -> tuple[int, str]:
         """Its exit code, and what it printed: all where it ended with 0, else its end."""
         program = os.path.join(self.folder, command[0])  # noqa: PTH118 - "" leaves it to the path
         environ = (

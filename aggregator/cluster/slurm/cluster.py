@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from aggregator.cluster.capabilities import Capabilities
-from aggregator.cluster.local.cluster import LocalCluster, merged, pass_guard
+from aggregator.cluster.local.cluster import LocalCluster, merged
 from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.node_names import RELEASED
@@ -183,9 +183,7 @@ class SlurmCluster(LocalCluster):
 
     # -- the drain -----------------------------------------------------------------------
 
-    async def patch_node(
-        self, node: Node, change: NodeChange, *, guard: Guard | None = None
-    ) -> Node:
+    async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """Slurm first, then the row: a crash between them writes the same drain once more."""
         row = replace(node, uid=node.uid.partition("+")[0])
         await self._in_thread(self._open.expect_node, row)
@@ -194,11 +192,11 @@ class SlurmCluster(LocalCluster):
         self.changing.add(node.name)
         try:
             if more or change.unschedulable:
-                found = await self._drain(node, guard or UNGUARDED)
+                found = await self._drain(node, guard)
             elif fewer or change.unschedulable is False or change.annotations.get(RELEASED):
-                found = await self._undrain(node.name, guard or UNGUARDED)
+                found = await self._undrain(node.name, guard)
             else:
-                await pass_guard(guard)
+                await guard()
                 found = await self.now(node.name)
             labels = {key: text for key, text in row.labels.items() if key != PARTITION}
             unschedulable = node.unschedulable or more or bool(change.unschedulable)
@@ -329,15 +327,14 @@ class SlurmCluster(LocalCluster):
         *,
         dry_run: bool = False,
         background: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> EvictionResult:
         """A job is never ended: DRAIN lets it run to its end."""
-        if guard is not None:
-            await guard()
+        await guard()
         return EvictionResult(Evicted.BLOCKED, _why_it_stays(pod))
 
     async def delete_pod(
-        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard
     ) -> EvictionResult:
         return await self.evict(pod, background=background, guard=guard)
 

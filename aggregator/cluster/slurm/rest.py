@@ -21,7 +21,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from aggregator.cluster.port import Guard, NotFound, Refused, Unreachable
+from aggregator.cluster.port import UNGUARDED, Guard, NotFound, Refused, Unreachable
 from aggregator.cluster.slurm.client import (
     NO_NODE,
     NO_RIGHT,
@@ -159,11 +159,11 @@ class SlurmRest:
     async def _get(self, what: str, name: str = "") -> dict[str, Any]:
         await self._discover()
         try:
-            return await self._request("GET", self._path(what, name))
+            return await self._request("GET", self._path(what, name), guard=UNGUARDED)
         except _NoSuchPath:
             self._version = 0  # the server was replaced by another version
             await self._discover()
-            return await self._request("GET", self._path(what, name))
+            return await self._request("GET", self._path(what, name), guard=UNGUARDED)
 
     def _path(self, what: str, name: str) -> str:
         if what not in self._paths:
@@ -175,7 +175,7 @@ class SlurmRest:
         """Choose the version, and learn its paths."""
         if self._version:
             return
-        document = await self._request("GET", "/openapi/v3")
+        document = await self._request("GET", "/openapi/v3", guard=UNGUARDED)
         paths = document.get("paths")
         offered = {int(m[1]) for path in paths or () if (m := _PATH.fullmatch(str(path)))}
         both = offered & set(KNOWN)
@@ -201,7 +201,7 @@ class SlurmRest:
         path: str,
         *,
         body: Mapping[str, Any] | None = None,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> dict[str, Any]:
         """The answer, without errors in it. A connection of its own: slurmrestd is near."""
         token = self._token()
