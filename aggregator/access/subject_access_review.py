@@ -15,7 +15,7 @@ class SubjectAccessAuthorizer:
     def __init__(self, reviews: AccessReviews, *, now: Callable[[], float]) -> None:
         self._reviews = reviews
         self._cache: SharedAnswers[bool] = SharedAnswers(
-            now, lasts=lambda allowed: ALLOWED_FOR if allowed else REFUSED_FOR
+            now, lasts=lambda allowed, _: ALLOWED_FOR if allowed else REFUSED_FOR
         )
 
     async def allows(self, identity: UserIdentity, access: Access) -> bool:

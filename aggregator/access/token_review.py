@@ -29,7 +29,7 @@ class TokenReviewAuthenticator:
         self._key = secrets.token_bytes(32)
         self._budget = ReviewBudget(now)
         self._cache: SharedAnswers[User | None] = SharedAnswers(
-            now, lasts=lambda user: REFUSED_FOR if user is None else ALLOWED_FOR
+            now, lasts=lambda user, _: REFUSED_FOR if user is None else ALLOWED_FOR
         )
 
     async def authenticate(self, facts: RequestFacts) -> UserIdentity | None:

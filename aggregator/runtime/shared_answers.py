@@ -13,17 +13,23 @@ MOST = 4096
 
 
 class SharedAnswers(Generic[T]):
-    """``now`` is monotonic seconds; ``lasts``: the seconds for which an answer counts. ``most`` are
-    remembered.
+    """``now`` is monotonic seconds. ``lasts``: the seconds for which an answer counts, from the
+    answer and the seconds that it took. ``most`` are remembered, and ``at_once`` are made.
     """
 
     def __init__(
-        self, now: Callable[[], float], *, lasts: Callable[[T], float], most: int = MOST
+        self,
+        now: Callable[[], float],
+        *,
+        lasts: Callable[[T, float], float],
+        most: int = MOST,
+        at_once: int = MOST,
     ) -> None:
         self._now = now
         self._lasts = lasts
         self._known: Recent[Hashable, tuple[float, T]] = Recent(most)
         self._pending: dict[Hashable, asyncio.Task[T]] = {}
+        self._turns = asyncio.Semaphore(at_once)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -49,9 +55,10 @@ class SharedAnswers(Generic[T]):
 
     async def _make(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         try:
-            began = self._now()
-            answer = await make()
-            self._known[key] = (began + self._lasts(answer), answer)
+            async with self._turns:
+                began = self._now()
+                answer = await make()
+            self._known[key] = (began + self._lasts(answer, self._now() - began), answer)
             return answer
         finally:
             del self._pending[key]

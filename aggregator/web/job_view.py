@@ -2,18 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.hit import Hit
 from aggregator.jobs.report import GROUPS, KINDS, CostRow, FleetInputs, Report, hits_of, make_report
 from aggregator.quarantine.state.gpus import GpuCounts, count_gpus
+from aggregator.runtime.shared_answers import SharedAnswers
 from aggregator.web.cost_chart import days_of, groups_of
 from aggregator.web.job_models import JobRecord, JobReport, JobRow
 from aggregator.web.models import Shape
 from aggregator.web.queries import FleetQueries, read_history
 from aggregator.web.query_params import BadQuery, Form, Param
+from aggregator.web.snapshot_cache import rest
 from aggregator.web.timefmt import bounded_time
 
 #: Seconds that a read of history may take here: the page waits for it, and no other code does.
@@ -21,6 +23,8 @@ _PATIENCE = 30.0
 #: From this number of transitions on the oldest may be left out (`aggregator.history`).
 _MOST = 50_000
 _MOST_RECORDS = 1000
+#: Reports that are remembered, and the seconds for which one serves at most.
+_MOST_REPORTS, _LONGEST = 16, 60.0
 _S = TypeVar("_S", bound=Shape)
 
 PARAMS = (
@@ -42,8 +46,16 @@ async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobRep
     ``since``. Raises BadQuery.
     """
     query = tuple(sorted(values.items()))
-    return await queries.reports.get(
-        query, lambda: _read_report(queries, values), queries.snapshots.now
+    return await queries.reports.get(query, lambda: _read_report(queries, values))
+
+
+def remembered_reports(now: Callable[[], float]) -> SharedAnswers[JobReport]:
+    """A report takes seconds of a processor and of the history's only reader, and an open page
+    requests it at each change of the fleet: one is made at a time, and serves for twenty times as
+    long as it took. ``now`` is monotonic seconds.
+    """
+    return SharedAnswers(
+        now, lasts=lambda _, took: min(_LONGEST, took + rest(took)), most=_MOST_REPORTS, at_once=1
     )
 
 

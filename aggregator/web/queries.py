@@ -17,7 +17,6 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.interning import EMPTY
 from aggregator.runtime.shared_answers import SharedAnswers
 from aggregator.web import models, node_view
-from aggregator.web.costly_answers import CostlyAnswers
 from aggregator.web.event_broker import REMEMBERED, EventBroker, merged
 from aggregator.web.fleet_trend import FleetTrend
 from aggregator.web.history_interface import HistoryReader
@@ -65,17 +64,17 @@ class FleetQueries:
     ready: Callable[[], list[str]]
     details: NodeDetails
     alert_trouble: Callable[[], str]
+    reports: SharedAnswers[JobReport]
     alerts: Callable[[], AlertOverview] = AlertOverview
     row_cache: RowCache = field(default_factory=RowCache)
     trend: FleetTrend = field(default_factory=FleetTrend)
     preview: Preview | None = None
     effects: EffectCache = field(default_factory=EffectCache)
     layouts: MapLayouts = field(default_factory=MapLayouts)
-    reports: CostlyAnswers[JobReport] = field(default_factory=CostlyAnswers)
     #: Requests that come together share a read: hundreds of people may watch one node, and the
     #: history refuses the 65th read that waits.
     reads: SharedAnswers[list[Transition]] = field(
-        default_factory=lambda: SharedAnswers(lambda: 0.0, lasts=lambda _: 0.0, most=0)
+        default_factory=lambda: SharedAnswers(lambda: 0.0, lasts=lambda *_: 0.0, most=0)
     )
 
     async def current_snapshot(self) -> FleetSnapshot:

@@ -30,6 +30,7 @@ from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
 from aggregator.web.event_broker import EventBroker, TooManyStreams
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.hosts import AllowedHosts, name_of
+from aggregator.web.job_view import remembered_reports
 from aggregator.web.login import LogIn
 from aggregator.web.metrics import ScrapeContent, families
 from aggregator.web.mode_effect import Preview
@@ -101,6 +102,7 @@ class Web:
             ready,
             details,
             stats.alert_trouble,
+            remembered_reports(clocks.now),
             stats.alerts,
             preview=preview,
         )

@@ -190,7 +190,7 @@ async def test_audiences_are_asked_for() -> None:
 
 
 async def test_the_memory_of_answers_is_bounded() -> None:
-    cache: SharedAnswers[int] = SharedAnswers(Clock().now, lasts=lambda _: 60.0)
+    cache: SharedAnswers[int] = SharedAnswers(Clock().now, lasts=lambda *_: 60.0)
 
     async def answer() -> int:
         return 1
@@ -198,6 +198,19 @@ async def test_the_memory_of_answers_is_bounded() -> None:
     for number in range(MOST + 100):
         await cache.get(number, answer)
     assert len(cache) == MOST
+
+
+async def test_a_remembered_answer_waits_for_no_other_that_is_made() -> None:
+    cache: SharedAnswers[bool] = SharedAnswers(Clock().now, lasts=lambda *_: 60.0, at_once=1)
+    done = asyncio.Event()
+    done.set()
+    await cache.get("remembered", done.wait)
+    done.clear()
+    slow = asyncio.create_task(cache.get("slow", done.wait))
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(cache.get("remembered", done.wait), 30)
+    done.set()
+    await slow
 
 
 async def test_one_of_several_rights_suffices() -> None:
