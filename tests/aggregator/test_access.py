@@ -15,7 +15,7 @@ from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.access.review_budget import ADDRESS_BURST, ALLOWED_FOR, REFUSED_FOR
 from aggregator.access.static_tokens import StaticTokens, StaticTokensError
-from aggregator.access.subject_access_review import SubjectAccessAuthorizer
+from aggregator.access.subject_access_review import REFUSED_BURST, SubjectAccessAuthorizer
 from aggregator.access.token_review import MAX_TOKEN, TokenReviewAuthenticator
 from aggregator.cluster.port import Unreachable
 from aggregator.cluster.users import Access, User
@@ -211,6 +211,27 @@ async def test_a_remembered_answer_waits_for_no_other_that_is_made() -> None:
     assert await asyncio.wait_for(cache.get("remembered", done.wait), 30)
     done.set()
     await slow
+
+
+async def test_reviews_of_rights_that_a_user_lacks_to_many_nodes_are_bounded() -> None:
+    reviews, clock = Reviews(rights={("alice", "get"), ("bob", "delete")}), Clock()
+    authorizer = SubjectAccessAuthorizer(reviews, now=clock.now)
+
+    async def allows(verb: str, node: str, user: User = ALICE) -> bool:
+        access = Access(verb, "sickbay.dev", "quarantines", name=node)
+        return await authorizer.allows(UserIdentity(user, "token"), access)
+
+    many = [f"n-{number}" for number in range(int(REFUSED_BURST))]
+    assert [await allows("get", one) for one in many] == [True] * len(many)
+    assert [await allows("delete", one) for one in many] == [False] * len(many)
+    before = len(reviews.asked)
+    with pytest.raises(AccessRefused, match="too many rights"):
+        await allows("delete", "another")
+    assert len(reviews.asked) == before
+    assert not await authorizer.allows(UserIdentity(ALICE, "token"), READ)
+    assert await allows("delete", "another", User("bob"))
+    clock.time += 1
+    assert not await allows("delete", "another")
 
 
 async def test_one_of_several_rights_suffices() -> None:
