@@ -51,7 +51,7 @@ def moment(value: object) -> float:
 
 
 EventName = Annotated[EventKind, Field(strict=False)]
-EventNames = Annotated[tuple[EventName, ...], Field(strict=False)]
+EventNames = Annotated[tuple[EventName, ...], Field(strict=False, min_length=1)]
 Name = Annotated[
     str, shaped(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name: small letters, digits and '-'")
 ]

@@ -368,6 +368,10 @@ BAD: list[tuple[str, str]] = [
         'alerts.routes[0].kinds[0]: "incident.open"; expected incident.opened, ',
     ),
     (
+        "alerts: {routes: [{name: a, receiver: b, kinds: []}]}",
+        "alerts.routes[0].kinds: is empty; expected at least one entry",
+    ),
+    (
         "alerts: {receivers: [{name: a, webhook: {url: 'http://x', secret_file: /no/such}}]}",
         "alerts.receivers[0].webhook.secret_file: /no/such can't be read",
     ),
