@@ -28,6 +28,7 @@ from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.text_table import clean
 from aggregator.runtime.interning import EMPTY
 from aggregator.tls.client_context import CaFileError, client_context
+from aggregator.version import VERSION
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 #: OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED; HOSTNAME_MISMATCH and IP_ADDRESS_MISMATCH.
@@ -61,6 +62,18 @@ class Route:
     dialer: Dialer
     context: ssl.SSLContext | None = None
     tokens: Iterator[str] = field(default_factory=lambda: iter(()))
+
+
+class _Object(dict[str, Any]):
+    """An object of an answer. An older aggregator's lacks the fields that are new since."""
+
+    def __missing__(self, name: str) -> Any:
+        raise CommandFailed(
+            f'the answer has no "{name}": is the aggregator older than this program, {VERSION}?'
+        )
+
+
+_read = partial(json.loads, object_pairs_hook=_Object)
 
 
 class Client:
@@ -106,7 +119,7 @@ class Client:
         target = f"{self.url}/api/v1/{where}" + (f"?{urlencode(given)}" if given else "")
         with self._open(target) as response:
             try:
-                return json.loads(response.read())
+                return _read(response.read())
             except (ValueError, OSError, http.client.HTTPException) as error:
                 raise CommandFailed(f"the response from {target} can't be read: {error}") from error
 
@@ -126,7 +139,7 @@ class Client:
                     if not line and response.isclosed():
                         return
                     key, _, value = line.partition(": ")
-                    data = json.loads(value) if key == "data" else None
+                    data = _read(value) if key == "data" else None
                 except (OSError, ValueError, http.client.HTTPException) as error:
                     raise CommandFailed(f"the stream broke: {error}") from error
                 if key == "id":

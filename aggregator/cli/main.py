@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.text_table import printable
 from aggregator.runtime.imports import collect_seldom_until_exit
-from aggregator.version import VERSION
 from sickbay.extras import explain_missing
 from sickbay.process import interruptible, open_streams
 
@@ -58,10 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(text, file=sys.stderr)
         sys.exit(USAGE)
-    except KeyError as error:
-        text = f"the answer has no {error}: is the aggregator older than this program, {VERSION}?"
-        print(f"sickbay: {printable(text)}", file=sys.stderr)
-        sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:

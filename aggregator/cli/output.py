@@ -84,7 +84,10 @@ def print_answer(
     elif chosen.name == "yaml":
         import yaml
 
-        print(yaml.safe_dump(answer, sort_keys=False, allow_unicode=False), end="")
+        print(
+            yaml.safe_dump(json.loads(json.dumps(answer)), sort_keys=False, allow_unicode=False),
+            end="",
+        )
     elif chosen.name == "name":
         for name in _names(answer, kind):
             print(clean(name))
@@ -117,12 +120,12 @@ def _names(answer: Answer, kind: str) -> Sequence[str]:
     return list(dict.fromkeys(f"{kind}/{one['node']}" for one in items))
 
 
-def sort_items(answer: Answer, path: str) -> Answer:
-    """The answer with its items in the order of the values at ``path``. Items without a value
-    come last. Raises UsageError.
+def sort_items(items: list[Answer], path: str) -> list[Answer]:
+    """The items of an answer in the order of the values at ``path``. Items without a value come
+    last. Raises UsageError.
     """
     if not path:
-        return answer
+        return items
     try:
         steps = read_path(path)
     except PathError as error:
@@ -136,10 +139,9 @@ def sort_items(answer: Answer, path: str) -> Answer:
             return (1, float(found), ())
         return (2, 0.0, natural(str(found)))
 
-    items = answer["items"]
     keys = [key(item) for item in items]
     if items and all(place == _NONE for place in keys):
         fields = ", ".join(f".{name}" for name in items[0])
         raise UsageError(f'--sort-by: no item has "{path}"; expected one of: {fields}')
     order = sorted(range(len(items)), key=keys.__getitem__)
-    return {**answer, "items": [items[place] for place in order]}
+    return [items[place] for place in order]

@@ -50,7 +50,7 @@ def nodes(options: argparse.Namespace) -> None:
     for name in ("exempt", "untested"):
         if getattr(options, name):
             kept = [one for one in answer["items"] if one[name]]
-            answer = {**answer, "items": kept, "total": len(kept)}
+            answer.update(items=kept, total=len(kept))
     empty = "No node is known yet."
     if options.exempt:
         empty = "No such node is exempt. A new exemption is shown within three minutes."
@@ -138,7 +138,7 @@ def incidents(options: argparse.Namespace) -> None:
             for one in answer["items"]
             if any(piece["rule"] == options.rule for piece in one["evidence"])
         ]
-        answer = {**answer, "items": kept, "total": len(kept)}
+        answer.update(items=kept, total=len(kept))
     answer = _arranged(options, answer)
     answer["items"] = answer["items"][: options.limit]
     print_answer(options, answer, render.incidents, kind=_NODE)
@@ -201,8 +201,9 @@ def _arranged(options: argparse.Namespace, answer: Answer) -> Answer:
     if options.selector:
         names = _selected(options)
         kept = [one for one in answer["items"] if one["node"] in names]
-        answer = {**answer, "items": kept, "total": len(kept)}
-    return sort_items(answer, options.sort_by)
+        answer.update(items=kept, total=len(kept))
+    answer["items"] = sort_items(answer["items"], options.sort_by)
+    return answer
 
 
 def _selected(options: argparse.Namespace) -> frozenset[str]:

@@ -192,18 +192,18 @@ def test_any_path_is_read_or_refused(text: str) -> None:
     [("pods", "bac"), (".pods", "bac"), ("{.since}", "cab"), (".phase", "bac"), ("", "abc")],
 )
 def test_items_are_sorted_by_a_field_and_those_without_it_come_last(path: str, order: str) -> None:
-    found = sort_items(ANSWER, path)["items"]
+    found = sort_items(ANSWER["items"], path)
     assert "".join(item["node"][0] for item in found) == order
 
 
 def test_numbers_in_names_are_compared_as_numbers() -> None:
-    found = sort_items({"items": [{"node": f"gpu-{n}"} for n in (10, 9, 100)]}, ".node")
-    assert [one["node"] for one in found["items"]] == ["gpu-9", "gpu-10", "gpu-100"]
+    found = sort_items([{"node": f"gpu-{n}"} for n in (10, 9, 100)], ".node")
+    assert [one["node"] for one in found] == ["gpu-9", "gpu-10", "gpu-100"]
 
 
 def test_a_field_that_no_item_has_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match=r"expected one of: \.node, \.phase"):
-        sort_items(ANSWER, ".colour")
+        sort_items(ANSWER["items"], ".colour")
 
 
 # -- the command line ------------------------------------------------------------------------

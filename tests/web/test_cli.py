@@ -287,7 +287,7 @@ async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> 
         (
             "status",
             b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"headline": "ok"}',
-            "the answer has no 'mode': is the aggregator older than this program, ",
+            'the answer has no "mode": is the aggregator older than this program, ',
         ),
         (
             "status",
@@ -308,6 +308,17 @@ async def test_an_answer_that_is_none_is_said_in_words(command: str, raw: bytes,
         port = server.sockets[0].getsockname()[1]
         done = await in_process(command, "--url", f"http://127.0.0.1:{port}")
     assert (done.code, text in done.err) == (1, True), done.err
+
+
+async def test_a_field_that_this_program_lacks_is_no_older_aggregator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: object) -> None:
+        raise KeyError("own")
+
+    monkeypatch.setattr("aggregator.cli.read_commands.open_source", broken)
+    with pytest.raises(KeyError, match="own"):
+        await in_process("status")
 
 
 async def test_no_redirect_is_followed_with_a_token(tmp_path: Path) -> None:
