@@ -25,7 +25,8 @@ _HOUR, _DAY = 3600.0, 86400.0
 @dataclass(frozen=True, slots=True)
 class FleetInputs:
     """``gpus_of`` and ``pool_of`` know the nodes; 0 and "" for one that is unknown now. ``out``:
-    the nodes in quarantine now, since when (wall clock seconds), and the incident of each.
+    the nodes in quarantine at the end of the report's time or now, since when (wall clock seconds;
+    0: before that time), and the incident of each.
     """
 
     nodes: int

@@ -23,6 +23,7 @@ _PATIENCE = 30.0
 #: From this number of transitions on the oldest may be left out (`aggregator.history`).
 _MOST = 50_000
 _MOST_RECORDS = 1000
+_OUTAGES = (EventKind.CORDONED, EventKind.RELEASED)
 #: Reports that are remembered, and the seconds for which one serves at most.
 _MOST_REPORTS, _LONGEST = 16, 60.0
 _S = TypeVar("_S", bound=Shape)
@@ -67,13 +68,20 @@ async def _read_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobR
         raise BadQuery("until is before since: no fault can be in between", "expected it later")
     read = queries.history.of_kinds(KINDS, since, until)
     past, trouble = await read_history(read, _PATIENCE)
-    inputs = await _inputs(queries, past)
+    later: list[Transition] = []
+    if until < now and not trouble:
+        read = queries.history.of_kinds(_OUTAGES, until, now)
+        later, trouble = await read_history(read, _PATIENCE)
+    inputs = await _inputs(queries, past, later)
     wanted = {**values, "since": since, "until": until}
     # Outside the event loop, which admits nodes too: a month has tens of thousands of records.
     return await asyncio.to_thread(_made, past, inputs, wanted, trouble)
 
 
-async def _inputs(queries: FleetQueries, past: Sequence[Transition]) -> FleetInputs:
+async def _inputs(
+    queries: FleetQueries, past: Sequence[Transition], later: Sequence[Transition]
+) -> FleetInputs:
+    """``later``: the begins and ends of quarantines since the report's time."""
     found = (await queries.current_snapshot()).found
     fleet = queries.fleet
     out = {
@@ -81,8 +89,11 @@ async def _inputs(queries: FleetQueries, past: Sequence[Transition]) -> FleetInp
         for one in found.quarantines
         if one.cordoned_at is not None
     }
-    changed = (EventKind.CORDONED, EventKind.RELEASED)
-    nodes = {*out, *(one.node for one in past if one.kind in changed)}
+    if len(later) < _MOST:  # else the oldest are missing
+        first = {one.node: one for one in sorted(later, key=lambda one: one.at, reverse=True)}
+        spanning = [one for one in first.values() if one.kind is EventKind.RELEASED]
+        out |= {one.node: (0.0, one.incident) for one in spanning}
+    nodes = {*out, *(one.node for one in past if one.kind in _OUTAGES)}
     summaries = {name: fleet.node_summaries.get(name) for name in nodes}
     gpus = {name: count_gpus(one) for name, one in summaries.items() if one is not None}
     pools = {name: fleet.pool_of(one) for name, one in summaries.items()}

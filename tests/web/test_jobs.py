@@ -133,6 +133,17 @@ async def test_a_quarantine_from_before_the_report_counts_for_all_of_its_time(
     assert found["quarantines"] == 0
 
 
+async def test_a_quarantine_that_spans_a_past_report_counts_for_all_of_it(served: Served) -> None:
+    async def hours(since: float, until: float) -> dict[str, float]:
+        times = f"since={NIGHT - since}&until={NIGHT - until}"
+        found = await served.json(f"/api/v1/report?by=node&{times}")
+        return {one["name"]: one["out_of_service_hours"] for one in found["items"]}
+
+    assert (await hours(6000, 5400))["node-1"] == pytest.approx(8 * 600 / 3600, abs=0.001)
+    assert "node-1" not in await hours(9000, 8000)
+    assert "node-1" not in await hours(3000, 2000)
+
+
 async def test_reports_are_made_one_at_a_time_and_serve_others_for_a_while() -> None:
     hands, under_way, reads = Hands(), 0, list[int]()
 
