@@ -4,7 +4,7 @@ Computed in memory and written at once: a storm brings thousands of transitions.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,14 +28,29 @@ class AlertHold:
     by: str
 
 
+def longer_hold(silence: float, exempt: float) -> AlertHold | None:
+    """The hold of an alert that is silenced and whose node is exempt until then; 0: it is not."""
+    found = AlertHold(silence, "silence") if silence >= exempt else AlertHold(exempt, "exempt")
+    return found if found.until else None
+
+
+@dataclass(frozen=True, slots=True)
+class Exemption:
+    """Until when the node is exempt now, 0: it is not. ``silence``: the same of an alert."""
+
+    node: str
+    until: float
+    silence: Callable[[Alert], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One transition for the outbox, in the order recorded.
 
     ``alert`` is None for a transition that is sent on no route and only ends an earlier alert.
     ``routes`` are the keys of those that send it, ``groups`` its group on each; ``follow`` those
-    that also send the end of alerts. ``exempt``: a node, and until when it is exempt now (0: it is
-    not). ``decision``: alerts of the node that wait for it are sent now, or dropped where it is
+    that also send the end of alerts. ``exempt``: that of a node, which may have changed.
+    ``decision``: alerts of the node that wait for it are sent now, or dropped where it is
     covered by a common cause.
     """
 
@@ -46,7 +61,7 @@ class Item:
     groups: Mapping[str, str] = field(default_factory=dict)
     follow: frozenset[str] = frozenset()
     hold: AlertHold | None = None
-    exempt: tuple[str, float] | None = None
+    exempt: Exemption | None = None
     decision: NodeDecision | None = None
 
 
@@ -77,13 +92,13 @@ class Batch:
         self._held = {(route, firing): decode_alert(text) for route, firing, text in waiting}
         self._dropped: list[tuple[str, str]] = []
         self._queue: list[dict[str, Any]] = []
-        self._exempt: dict[str, float] = {}
+        self._exempt: dict[str, Exemption] = {}
         self._decisions: dict[str, NodeDecision] = {}
 
     def take(self, item: Item) -> None:
         reported_of = self._end(item.ends) if item.ends is not None else set()
         if item.exempt is not None:
-            self._exempt |= [item.exempt]
+            self._exempt[item.exempt.node] = item.exempt
         if item.decision is not None:
             self._decisions[item.decision.node] = item.decision
         alert = item.alert
@@ -170,12 +185,23 @@ class Batch:
         for route, firing in self._ended:
             same = (lasting.c.route == route, lasting.c.firing == firing)
             db.execute(sa.update(lasting).where(*same).values(ended=1))
-        for node, until in self._exempt.items():
+        for node, exempt in self._exempt.items():
             its = (pending.c.held_by == "exempt", pending.c.node == node)
-            held_by = "exempt" if until else ""
-            db.execute(sa.update(pending).where(*its).values(not_before=until, held_by=held_by))
+            rows = db.execute(sa.select(pending.c.seq, pending.c.alert).where(*its)).all()
+            alerts = ((seq, decode_alert(text)) for seq, text in rows)
+            set_holds(
+                db, {seq: longer_hold(exempt.silence(one), exempt.until) for seq, one in alerts}
+            )
         for decision in self._decisions.values():
             _decide(db, decision)
+
+
+def set_holds(db: sa.Connection, holds: Mapping[int, AlertHold | None]) -> None:
+    """What holds the alerts of these numbers now; None: nothing."""
+    for seq, hold in holds.items():
+        now_held = hold or AlertHold(0.0, "")
+        values = {"not_before": now_held.until, "held_by": now_held.by}
+        db.execute(sa.update(pending).where(pending.c.seq == seq).values(**values))
 
 
 def _decide(db: sa.Connection, decision: NodeDecision) -> None:

@@ -24,6 +24,7 @@ from aggregator.alerts.alert import (
     dedup_key,
     resolves,
 )
+from aggregator.alerts.batch import Exemption
 from aggregator.alerts.next_step import Advisor, no_advice
 from aggregator.alerts.outbox import AlertHold, AlertOutbox, Item, OutboxError
 from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
@@ -226,17 +227,17 @@ class Notifier:
             decision,
         )
 
-    def _exemption(self, node: str) -> tuple[str, float]:
-        return node, self._router.node_exempt_until(node, self._clocks.earliest())
+    def _exemption(self, node: str) -> Exemption:
+        now = self._clocks.earliest()
+        until = self._router.node_exempt_until(node, now)
+        return Exemption(node, until, lambda alert: self._router.silence(alert, now))
 
     def _hold(self, alert: Alert) -> AlertHold | None:
         now = self._clocks.earliest()
-        silence = self._router.silence(alert, now)
-        exempt = self._router.exempt_until(alert, now)
-        if not silence and not exempt:
-            opened = alert.kind == EventKind.INCIDENT_OPENED
-            return AlertHold(now + DECIDED_WITHIN, "decision") if opened else None
-        return AlertHold(silence, "silence") if silence >= exempt else AlertHold(exempt, "exempt")
+        hold = self._router.hold(alert, now)
+        if hold is None and alert.kind == EventKind.INCIDENT_OPENED:
+            return AlertHold(now + DECIDED_WITHIN, "decision")
+        return hold
 
     def depth(self) -> Mapping[str, int]:
         """How many alerts wait for each route, by its name."""
@@ -325,9 +326,9 @@ class Notifier:
         if gone:
             log.warning("alerts for routes that are no longer configured", extra={"count": gone})
         held = await self._thread.run(self._outbox.held)
-        ends = {number: self._router.silence(alert, now) for number, alert in held}
-        if ends:
-            await self._thread.run(self._outbox.hold, ends)
+        holds = {number: self._router.hold(alert, now) for number, alert in held}
+        if holds:
+            await self._thread.run(self._outbox.hold, holds)
         await self._read_outbox_state()
 
     async def _accept(self) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from aggregator.alerts.alert import OF_INCIDENT, Alert
 from aggregator.alerts.alert_codec import decode_alert
-from aggregator.alerts.batch import AlertHold, Batch, Item, chunks
+from aggregator.alerts.batch import AlertHold, Batch, Item, chunks, set_holds
 from aggregator.alerts.composition import MOST_GROUPED, BatchWait, compose, due_rows
 from aggregator.alerts.message import PendingDelivery, summaries_of
 from aggregator.alerts.overview import DeadDelivery
@@ -222,13 +222,9 @@ class AlertOutbox:
         return list(db.execute(query).scalars())
 
     @_one_change
-    def hold(self, db: sa.Connection, until: Mapping[int, float]) -> None:
-        """The alerts of these numbers are held until then; 0: no more."""
-        for seq, end in until.items():
-            values: dict[str, Any] = {"not_before": end}
-            if not end:
-                values["held_by"] = ""
-            db.execute(sa.update(pending).where(pending.c.seq == seq).values(**values))
+    def hold(self, db: sa.Connection, holds: Mapping[int, AlertHold | None]) -> None:
+        """What holds the alerts of these numbers now; None: nothing."""
+        set_holds(db, holds)
 
     @_one_change
     def lasting_alerts(self, db: sa.Connection, route: str) -> list[Alert]:

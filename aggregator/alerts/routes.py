@@ -9,6 +9,7 @@ from typing import Any
 from attrs import define
 
 from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
+from aggregator.alerts.batch import AlertHold, longer_hold
 from aggregator.alerts.composition import BatchWait
 from aggregator.alerts.message import Message
 from aggregator.alerts.next_step import Advisor, no_advice
@@ -208,6 +209,10 @@ class Router:
             if one.until > now and _is_silenced(one, alert)
         )
         return max(ends, default=0.0)
+
+    def hold(self, alert: Alert, now: float) -> AlertHold | None:
+        """The silence or the exemption that holds the alert, the longer one."""
+        return longer_hold(self.silence(alert, now), self.exempt_until(alert, now))
 
     def exempt_until(self, alert: Alert, now: float) -> float:
         """Until when its node is exempt; 0: it is not, or this alert must be reported."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aggregator.alerts.alert import DECIDED_WITHIN, alert_of, decision_of, dedup_key, resolves
+from aggregator.alerts.batch import Exemption
 from aggregator.alerts.outbox import AlertHold, AlertOutbox, BatchWait, Item, PendingDelivery
 from aggregator.alerts.store import FileStore
 from aggregator.events import EventKind, Transition
@@ -30,7 +31,7 @@ def item(
     transition: Transition,
     group: str = "",
     hold: AlertHold | None = None,
-    exempt: tuple[str, float] | None = None,
+    exempt: Exemption | None = None,
 ) -> Item:
     """For a chat that wants to learn of ends, and a machine that does not."""
     return Item(
@@ -226,18 +227,21 @@ def test_a_silence_that_was_taken_out_of_the_configuration_holds_no_alert(
     outbox.accept([item(happened("n1"), hold=AlertHold(NOW + 3600, "silence"))], NOW)
     held = outbox.held()
     assert [alert.node for _, alert in held] == ["n1", "n1"]  # on two routes
-    outbox.hold({number: 0.0 for number, _ in held})
+    outbox.hold({number: None for number, _ in held})
     assert [one["node"] for one in composed(outbox, NOW + 20)] == ["n1"]
 
 
 def test_an_exemption_that_people_end_early_frees_its_alerts_and_a_longer_one_holds_them(
     outbox: AlertOutbox,
 ) -> None:
+    def exempt(node: str, until: float) -> Exemption:
+        return Exemption(node, until, lambda _: 0.0)
+
     hold = AlertHold(NOW + 3600, "exempt")
     outbox.accept([item(happened("n1"), hold=hold), item(happened("n3"), hold=hold)], NOW)
     assert outbox.held() == []
-    outbox.accept([item(happened("n2", K.REQUESTED), exempt=("n1", 0.0))], NOW + 60)
-    outbox.accept([item(happened("n3", K.REQUESTED), exempt=("n3", NOW + 9000))], NOW + 60)
+    outbox.accept([item(happened("n2", K.REQUESTED), exempt=exempt("n1", 0.0))], NOW + 60)
+    outbox.accept([item(happened("n3", K.REQUESTED), exempt=exempt("n3", NOW + 9000))], NOW + 60)
     found = composed(outbox, NOW + 120)
     assert [one["node"] for one in found] == ["n1", "n2", "n3"]
     assert found[-1]["kind"] == "node.requested"

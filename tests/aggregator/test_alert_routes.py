@@ -361,6 +361,24 @@ def test_an_alert_of_an_exempt_node_is_sent_when_people_end_the_exemption(
     story.outbox.close()
 
 
+def test_a_shorter_silence_still_holds_when_people_end_an_exemption_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence = SilenceConfig(kinds=(K.CORDONED,), until=NOW + 40, reason="rack move")
+    routes = (route(receiver="am"),)
+    story = Story(tmp_path, AlertSettings(receivers=(MANAGER,), routes=routes, silences=(silence,)))
+    story.record(happened("away"))
+    monkeypatch.setitem(NODES, "away", NodeContext())
+    story.record(happened("away", K.REQUESTED, NOW + 10))
+    kinds = []
+    for later in (11, 41):
+        story.clock.now = NOW + later
+        found = of_type(story.next(), PendingDelivery)
+        kinds.append([one["kind"] for one in json.loads(found.alerts)])
+    assert kinds == [["node.requested"], ["quarantine.cordoned"]]
+    story.outbox.close()
+
+
 # -- owners of pods --------------------------------------------------------------------------------
 
 
