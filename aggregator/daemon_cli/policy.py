@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,13 +153,12 @@ def warn(file: Path, policy: "Policy") -> int:
 def _change(before: "Rule", after: "Rule") -> str:
     from aggregator.policy.load import KEYS
 
-    old, new = asdict(before), asdict(after)
-    other = [key for key in KEYS if key != "action" and old[KEYS[key]] != new[KEYS[key]]]
+    old = {key: getattr(before, KEYS[key]) for key in KEYS}
+    new = {key: getattr(after, KEYS[key]) for key in KEYS}
+    other = [key for key in KEYS if key != "action" and old[key] != new[key]]
     words = [f"{before.action} becomes {after.action}"] * (before.action != after.action)
     words += [
-        f"{key}: {_value(old[KEYS[key]])} becomes {_value(new[KEYS[key]])}"
-        if key != "why"
-        else "why"
+        f"{key}: {_value(old[key])} becomes {_value(new[key])}" if key != "why" else "why"
         for key in other
     ]
     return "; ".join(words)
@@ -170,6 +168,8 @@ def _value(value: object) -> str:
     """The value as a rule's file would have it."""
     if isinstance(value, float):
         return span(value)
+    if value is None:
+        return "any"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} is {_value(of)}" for name, of in value.items()) or "any"
     if isinstance(value, tuple | list):

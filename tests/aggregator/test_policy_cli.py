@@ -165,11 +165,14 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
     assert json.loads(out)["action"] == "cordon"
     changed = tmp_path / "changed.yaml"
     changed.write_text(
-        "rules: [{name: disk-full, action: drain, for: 10m, components: ['/var*'], why: ours}]\n"
+        "rules:\n"
+        "  - {name: disk-full, action: drain, for: 10m, components: ['/var*'], why: ours}\n"
+        "  - {name: gpu-gone, nodes: {matchLabels: {a/b: c}}, elsewhere: observe}\n"
     )
     _, out, _ = ask(capsys, "check", str(changed))
     said = "cordon becomes drain; why; components: any becomes [/var*]; for: 90s becomes 10m"
     assert f"disk-full: {said}\n" in out, "all that is other, in the words of the file"
+    assert "gpu-gone: nodes: any becomes a/b=c; elsewhere: none becomes observe\n" in out
     by_hand = tmp_path / "by-hand.yaml"
     by_hand.write_text("rules: [{name: gpu-gone, release: manual}]\n")
     code, out, _ = ask(capsys, "explain", "--policy", str(by_hand), "--fault", "xid:79")
