@@ -260,7 +260,7 @@ def drain_warning(mode: str) -> str:
     if not mode:
         return (
             "A drain begins in mode drain alone; in modes observe and cordon the node is only "
-            "marked. No aggregator answers here, so the mode is not known."
+            "marked. No aggregator here reports the node, so the mode is not known."
         )
     return f"WARNING: mode {mode}: the node is marked, and its drain waits for mode drain."
 

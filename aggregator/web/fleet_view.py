@@ -49,7 +49,7 @@ _MARKED = (UNCLAIMED, MARKED_ALONE)
 #: The texts of limits that are not counted in nodes.
 _TEXTS = {
     "concurrent_percent": "of all nodes",
-    "small_fleet_floor": "nodes at once that the shares always allow; counts below 40 nodes",
+    "small_fleet_floor": "nodes that the shares allow at least, up to half of a fleet below 40",
     "new_per_window_percent": "of all nodes, new within the window",
     "window": "the time that counts as at once",
     "cooldown": "the pause of new quarantines after the rate or a common cause has tripped",
