@@ -155,7 +155,10 @@ def _steps(text: str) -> Iterator[Step]:
         else:
             if text[place:] == ".":  # {.} is the value itself
                 return
-            raise PathError(f'"{text[place : place + 60]}" is no step of a path')
+            raise PathError(
+                f'"{text[place : place + 60]}" is no step of a path; expected .name, [0], [1:3], '
+                '[*] or [?(@.name=="text")]'
+            )
 
 
 def _by_name(name: str) -> Step:
