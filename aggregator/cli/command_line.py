@@ -156,14 +156,14 @@ def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "report",
         "the GPU hours that faults cost, by job, team, code, node or pool",
         jobs.report,
-        examples=["report --since 30d --by team", "report --by code --csv > codes.csv"],
+        examples=["report --since 28d --by team", "report --by code --csv > codes.csv"],
     )
     report.add_argument(
         "--by", choices=jobs.GROUPS, default="job", help="the rows (default: %(default)s)"
     )
     report.flag("--csv", "print the rows as CSV")
     for made in (hit, report):
-        made.value("--since", "TIME", "from then on: 7d, or 2026-01-31T03:14:00Z (default: 30d)")
+        made.value("--since", "TIME", "from then on: 7d, or 2026-01-31T03:14:00Z (default: 28d)")
         made.value("--until", "TIME", "up to then; as --since")
 
 

@@ -34,7 +34,7 @@ PARAMS = (
     Param(
         "since",
         Form.TIME,
-        "From then on: seconds, or RFC 3339. Without it, the last 30 days.",
+        "From then on: seconds, or RFC 3339. Without it, the last 28 days.",
         -1.0,
     ),
     Param("until", Form.TIME, "Up to then; without it, until now.", -1.0),
@@ -63,7 +63,7 @@ def remembered_reports(now: Callable[[], float]) -> SharedAnswers[JobReport]:
 async def _read_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobReport:
     now = queries.snapshots.moment().wall
     until = values["until"] if values["until"] >= 0 else now
-    since = values["since"] if values["since"] >= 0 else until - values.get("days", 30) * 86400.0
+    since = values["since"] if values["since"] >= 0 else until - values.get("days", 28) * 86400.0
     if until <= since:
         raise BadQuery("until is before since: no fault can be in between", "expected it later")
     read = queries.history.of_kinds(KINDS, since, until)

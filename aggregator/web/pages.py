@@ -78,7 +78,7 @@ _JOB_ROWS = 100
 _JOBS = (
     Param("by", Form.CHOICE, "", "job", choices=GROUPS),
     Param("job", Form.TEXT, "", ""),
-    Param("days", Form.WHOLE, "", 30, 3650),
+    Param("days", Form.WHOLE, "", 28, 3650),
 )
 
 #: States in words for people, worst first.

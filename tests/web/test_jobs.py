@@ -116,7 +116,7 @@ async def test_bad_times_are_refused_and_a_lost_history_is_said(served: Served) 
 
 async def test_the_pages_show_jobs_and_no_markup_of_a_tenant(served: Served) -> None:
     page = await served.text("/jobs")
-    assert '<a href="/jobs?job=ml/jobset/llama&amp;days=30">ml/jobset/llama</a>' in page
+    assert '<a href="/jobs?job=ml/jobset/llama&amp;days=28">ml/jobset/llama</a>' in page
     assert "<script>alert" not in page
     own = await served.text("/jobs?job=ml/jobset/llama&days=7")
     assert "checkpoint 30 min old (default)" in own
