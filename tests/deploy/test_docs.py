@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,20 +168,35 @@ def test_every_dependency_has_its_line() -> None:
         assert re.match(r"[\w-]+", wanted)[0].lower() in told, wanted  # type: ignore[index]  # a name
 
 
-def test_the_certificate_recipe_with_openssl_makes_one_that_verifies(tmp_path: Path) -> None:
+_SERVICE = "sickbay-aggregator.sickbay.svc"
+
+
+@pytest.mark.parametrize(
+    ("name", "certificates"),
+    [
+        (
+            "certificates.md",
+            [("ca", _SERVICE, "tls"), ("ca", f"sickbay-aggregator-0.{_SERVICE}", "tls")],
+        ),
+        ("local.md", [("ca", "head", "head"), ("nodes-ca", "gpu-1", "gpu-1")]),
+    ],
+)
+def test_the_certificate_recipes_with_openssl_make_some_that_verify(
+    name: str, certificates: Sequence[tuple[str, str, str]], tmp_path: Path
+) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl on the path")
-    recipe = re.search(r"With openssl:\n```sh\n(.*?)```", page("certificates.md"), re.DOTALL)
+    recipe = re.search(r"With openssl[^\n]*:\n```sh\n(.*?)```", page(name), re.DOTALL)
     assert recipe is not None
     done = subprocess.run(
         ["sh", "-euc", recipe[1]], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    service = "sickbay-aggregator.sickbay.svc"
-    for name in (service, f"sickbay-aggregator-0.{service}"):
-        verify = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", name, "tls.crt"]
+    for authority, host, file in certificates:
+        options = ["-CAfile", f"{authority}.crt", "-verify_hostname", host, f"{file}.crt"]
+        verify = ["openssl", "verify", *options]
         verified = subprocess.run(verify, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert verified.stdout == "tls.crt: OK\n", verified.stdout + verified.stderr
+        assert verified.stdout == f"{file}.crt: OK\n", verified.stdout + verified.stderr
 
 
 # -- undoing by hand, after an uninstall -----------------------------------------------------------
