@@ -1,6 +1,7 @@
 """Fixtures for every test."""
 
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -72,6 +73,22 @@ def pytest_collectstart() -> None:
     if gc.isenabled():
         gc.collect()
         gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> list[pytest.Item | pytest.Collector] | None:
+    """Decorate each coroutine of tests in a module that is marked as ``decorated``."""
+    mark = collector.get_closest_marker("decorated")
+    if mark is None or not name.startswith("test_") or not inspect.iscoroutinefunction(obj):
+        return None
+    decorated = mark.kwargs["by"](obj)
+    setattr(collector.obj, name, decorated)
+    made: list[pytest.Item | pytest.Collector] = collector.ihook.pytest_pycollect_makeitem(
+        collector=collector, name=name, obj=decorated
+    )
+    return made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

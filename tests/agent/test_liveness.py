@@ -7,6 +7,8 @@ import pytest
 from nodeagent.uplink.liveness import MOST, SHORTEST, PeerLiveness
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 WHERE = "aggregator-0.aggregator:8443"
 
 
@@ -35,7 +37,6 @@ class Other:
         return done
 
 
-@in_virtual_time
 async def test_who_answers_no_heartbeat_in_time_and_takes_no_connection_is_gone() -> None:
     other = Other()
     for _ in range(3):
@@ -54,7 +55,6 @@ async def test_who_answers_no_heartbeat_in_time_and_takes_no_connection_is_gone(
     assert WHERE in said
 
 
-@in_virtual_time
 async def test_who_is_late_and_lives_is_waited_for_longer_and_longer() -> None:
     other = Other(lives=True)
     began = asyncio.get_running_loop().time()
@@ -75,7 +75,6 @@ async def test_who_is_late_and_lives_is_waited_for_longer_and_longer() -> None:
 
 @pytest.mark.parametrize("promise", [(0.0, WHERE), (12.0, ""), (0.0, "")])
 @pytest.mark.parametrize("withdrawn", [False, True])
-@in_virtual_time
 async def test_who_promised_nothing_is_never_gone(
     promise: tuple[float, str], *, withdrawn: bool
 ) -> None:
@@ -89,7 +88,6 @@ async def test_who_promised_nothing_is_never_gone(
     assert other.tried == []
 
 
-@in_virtual_time
 async def test_what_need_not_be_answered_is_to_be_taken_in_that_time() -> None:
     other = Other()
     assert other.sign.sends()
@@ -100,7 +98,6 @@ async def test_what_need_not_be_answered_is_to_be_taken_in_that_time() -> None:
     assert await other.gone(17.1)
 
 
-@in_virtual_time
 async def test_a_message_that_was_taken_does_not_answer_the_heartbeat_before_it() -> None:
     other = Other()
     other.sign.heartbeat_sent()
@@ -109,7 +106,6 @@ async def test_a_message_that_was_taken_does_not_answer_the_heartbeat_before_it(
     assert await other.gone(7.1)
 
 
-@in_virtual_time
 async def test_what_comes_while_a_connection_is_tried_counts() -> None:
     """We were stopped ourselves: the answer was in our buffer, and is read a moment later."""
     other = Other()
@@ -119,7 +115,6 @@ async def test_what_comes_while_a_connection_is_tried_counts() -> None:
     assert len(other.tried) == 1
 
 
-@in_virtual_time
 async def test_an_answer_that_waits_for_our_own_event_loop_counts() -> None:
     other = Other()
     other.sign.heartbeat_sent()
@@ -136,7 +131,6 @@ async def test_an_answer_that_waits_for_our_own_event_loop_counts() -> None:
     assert other.tried == []
 
 
-@in_virtual_time
 async def test_a_promise_that_nobody_could_keep_is_not_taken_at_its_word() -> None:
     other = Other()
     other.sign.promised(0.001, WHERE)

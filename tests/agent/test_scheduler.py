@@ -14,6 +14,8 @@ from nodeagent.scheduler import FIRST_RUN, JITTER, Scheduled, Scheduler
 from tests.support.present import of_type
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, run
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 Delivered = list[tuple[float, str, Report, bool]]
 
 
@@ -66,7 +68,6 @@ async def never() -> Report:
     return []
 
 
-@in_virtual_time
 async def test_agents_that_start_together_do_not_stay_in_step() -> None:
     """Agents are rolled out in one second, and within the hour no moment is better than another."""
     probes = [Probe() for _ in range(300)]
@@ -81,7 +82,6 @@ async def test_agents_that_start_together_do_not_stay_in_step() -> None:
     assert max(last_minute.values()) <= 20, "5 in each second would be even"
 
 
-@in_virtual_time
 async def test_looks_come_soon_and_then_at_jittered_intervals() -> None:
     probe = Probe()
     made, delivered = scheduler([scheduled("a", probe)])
@@ -94,7 +94,6 @@ async def test_looks_come_soon_and_then_at_jittered_intervals() -> None:
     assert all(whole for _, _, _, whole in delivered)
 
 
-@in_virtual_time
 async def test_two_agents_drift_apart() -> None:
     one, other = Probe(), Probe()
     first, _ = scheduler([scheduled("a", one)], seed=1)
@@ -103,7 +102,6 @@ async def test_two_agents_drift_apart() -> None:
     assert not set(one.looks) & set(other.looks)
 
 
-@in_virtual_time
 async def test_checks_of_one_interval_look_together() -> None:
     probes = [Probe(), Probe(), Probe()]
     made, _ = scheduler(
@@ -118,7 +116,6 @@ async def test_checks_of_one_interval_look_together() -> None:
     assert len(probes[2].looks) > 3 * len(probes[0].looks)
 
 
-@in_virtual_time
 async def test_a_hung_check_is_unknown_for_each_component_and_not_started_again() -> None:
     stuck, well = Probe(never), Probe()
     made, delivered = scheduler([scheduled("a", stuck), scheduled("b", well)], known=["/", "/data"])
@@ -138,7 +135,6 @@ async def test_a_hung_check_is_unknown_for_each_component_and_not_started_again(
     assert (made.checks["a"].hangs, made.checks["a"].hung_since) == (1, at)
 
 
-@in_virtual_time
 async def test_a_hung_check_that_never_reported_is_unknown_as_a_whole() -> None:
     made, delivered = scheduler([scheduled("a", Probe(never))])
     await run_for(made, 60)
@@ -147,7 +143,6 @@ async def test_a_hung_check_that_never_reported_is_unknown_as_a_whole() -> None:
     assert [o.component for o in report if isinstance(o, Observation)] == [""]
 
 
-@in_virtual_time
 async def test_a_late_look_still_counts_and_the_check_goes_on() -> None:
     async def late_once() -> Report:
         if len(probe.looks) == 1:
@@ -185,7 +180,6 @@ def test_a_check_that_raises_is_unknown_and_harms_no_other(
     assert len(caplog.records) == 1  # the same error is logged once
 
 
-@in_virtual_time
 async def test_off_is_shown_and_ends_when_there_is_something_to_see() -> None:
     async def appears() -> Report:
         if len(probe.looks) < 3:
@@ -200,7 +194,6 @@ async def test_off_is_shown_and_ends_when_there_is_something_to_see() -> None:
     assert [info.off_because for info in made.infos()] == [""]
 
 
-@in_virtual_time
 async def test_run_now_waits_for_the_look_under_way_instead_of_a_second_one() -> None:
     async def slow() -> Report:
         await asyncio.sleep(5)
@@ -214,7 +207,6 @@ async def test_run_now_waits_for_the_look_under_way_instead_of_a_second_one() ->
     assert len(delivered) == 1
 
 
-@in_virtual_time
 async def test_run_now_names_what_hung_and_refuses_what_is_not_there() -> None:
     made, _ = scheduler([scheduled("a", Probe(never)), scheduled("b", Probe())])
     assert await made.run_now() == ["a"]
@@ -222,7 +214,6 @@ async def test_run_now_names_what_hung_and_refuses_what_is_not_there() -> None:
         await made.run_now(["c"])
 
 
-@in_virtual_time
 async def test_without_checks_it_runs_on() -> None:
     made, _ = scheduler([])
     task = asyncio.create_task(made.run())
@@ -231,7 +222,6 @@ async def test_without_checks_it_runs_on() -> None:
     task.cancel()
 
 
-@in_virtual_time
 async def test_intervals_share_their_moments_so_that_an_idle_agent_sleeps() -> None:
     """Each by itself would wake it up 13 times a minute."""
     probes = {interval: Probe() for interval in (10.0, 15.0, 30.0, 60.0)}
@@ -248,7 +238,6 @@ async def test_intervals_share_their_moments_so_that_an_idle_agent_sleeps() -> N
     assert len(moments) <= 9 * 60, "8 a minute without jitter"
 
 
-@in_virtual_time
 async def test_a_look_is_one_task() -> None:
     made, _ = scheduler([scheduled(str(n), Probe(never)) for n in range(20)])
     task = asyncio.create_task(made.run())
@@ -257,7 +246,6 @@ async def test_a_look_is_one_task() -> None:
     task.cancel()
 
 
-@in_virtual_time
 async def test_a_look_that_ends_when_its_deadline_comes_is_not_hung() -> None:
     """A busy loop finds both in one turn, the end first."""
     loop = of_type(asyncio.get_running_loop(), VirtualTimeLoop)
@@ -273,7 +261,6 @@ async def test_a_look_that_ends_when_its_deadline_comes_is_not_hung() -> None:
     assert len(delivered) == 1
 
 
-@in_virtual_time
 async def test_a_beat_that_is_nearly_due_comes_while_the_agent_is_awake_anyway() -> None:
     probe = Probe()
     made, _ = scheduler([scheduled("a", probe)])

@@ -2,12 +2,16 @@
 
 import asyncio
 
+import pytest
+
 from nodeagent.checks.base import Report
 from nodeagent.model import Observation, Status
 from nodeagent.scheduler import Scheduled, Scheduler
 from tests.agent.test_scheduler import Probe, never, scheduled, scheduler
 from tests.support.present import of_type
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 
 async def running(made: Scheduler, seconds: float) -> "asyncio.Task[None]":
@@ -21,7 +25,6 @@ async def ended(task: "asyncio.Task[None]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_a_check_that_stays_keeps_its_rhythm_and_a_new_one_looks_at_once() -> None:
     stays, comes = Probe(), Probe()
     kept = scheduled("a", stays)
@@ -39,7 +42,6 @@ async def test_a_check_that_stays_keeps_its_rhythm_and_a_new_one_looks_at_once()
     await ended(task)
 
 
-@in_virtual_time
 async def test_a_check_that_goes_is_not_run_again_and_its_late_words_are_dropped() -> None:
     loop = asyncio.get_running_loop()
     wait: asyncio.Future[None] = loop.create_future()
@@ -60,7 +62,6 @@ async def test_a_check_that_goes_is_not_run_again_and_its_late_words_are_dropped
     await ended(task)
 
 
-@in_virtual_time
 async def test_of_two_with_one_name_only_the_newer_is_heard() -> None:
     old, new = Probe(never), Probe()
     made, delivered = scheduler([scheduled("a", old, deadline=30)])
@@ -72,7 +73,6 @@ async def test_of_two_with_one_name_only_the_newer_is_heard() -> None:
     await ended(task)
 
 
-@in_virtual_time
 async def test_checks_may_come_after_none() -> None:
     probe = Probe()
     made, _ = scheduler([])
@@ -83,7 +83,6 @@ async def test_checks_may_come_after_none() -> None:
     await ended(task)
 
 
-@in_virtual_time
 async def test_a_hung_look_says_what_of_ours_waits_in_the_kernel() -> None:
     loop = of_type(asyncio.get_running_loop(), VirtualTimeLoop)
     said: list[Report] = []

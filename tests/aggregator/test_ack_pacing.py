@@ -3,11 +3,15 @@
 import asyncio
 import weakref
 
+import pytest
+
 from aggregator.ingest import codec
 from aggregator.ingest.ack_pacing import AT_ONCE, LATER, AckPacer
 from aggregator.ingest.send_queue import SendQueue
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.virtual_time import in_virtual_time
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 
 class Agents:
@@ -40,7 +44,6 @@ class Owed:
         self._paid.append((self._name, asyncio.get_running_loop().time()))
 
 
-@in_virtual_time
 async def test_one_that_says_much_delays_no_other() -> None:
     agents = Agents()
     loud = Owed(agents.paid, "loud")
@@ -51,7 +54,6 @@ async def test_one_that_says_much_delays_no_other() -> None:
     assert agents.paid[-1][0] == "other"
 
 
-@in_virtual_time
 async def test_a_storm_is_acknowledged_in_order_when_its_nodes_have_been_marked() -> None:
     agents = Agents()
     for number in range(500):
@@ -66,7 +68,6 @@ async def test_a_storm_is_acknowledged_in_order_when_its_nodes_have_been_marked(
     assert agents.paid[-1][1] - agents.begun < LATER + 1.0
 
 
-@in_virtual_time
 async def test_after_a_storm_few_are_acknowledged_at_once_again() -> None:
     agents = Agents()
     for number in range(100):
@@ -101,7 +102,6 @@ class Talk:
         self._ack_pacer.schedule_ack(self.outbox)
 
 
-@in_virtual_time
 async def test_what_is_owed_goes_out_once_and_sooner_where_something_else_does() -> None:
     ack_pacer, begun = AckPacer(), asyncio.get_running_loop().time()
     for talk in [Talk(ack_pacer) for _ in range(AT_ONCE)]:

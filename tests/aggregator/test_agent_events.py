@@ -109,7 +109,9 @@ def on_bench(test: Callable[[Bench], Any]) -> None:
     play(main)
 
 
-@played_by(on_bench)
+pytestmark = pytest.mark.decorated(by=played_by(on_bench))
+
+
 async def test_who_greets_is_attached_and_has_said_nothing_yet(bench: Bench) -> None:
     bench.node_state.agent.silent_failing, bench.node_state.agent.misnamed = "x", True
     assert bench.connect("u9") == ["renew", "record_hello"]
@@ -123,7 +125,6 @@ async def test_who_greets_is_attached_and_has_said_nothing_yet(bench: Bench) -> 
     assert summary.last_seen == 1.0, "a new connection is no evidence"
 
 
-@played_by(on_bench)
 async def test_a_snapshot_counts_and_a_greeting_takes_that_back(bench: Bench) -> None:
     bench.connect()
     assert bench.node_registry.size().reported == 0
@@ -144,7 +145,6 @@ async def test_a_snapshot_counts_and_a_greeting_takes_that_back(bench: Bench) ->
         ("u1", "u1", quarantine("u1"), False),
     ],
 )
-@played_by(on_bench)
 async def test_the_node_is_read_where_its_agent_proves_another_uid(
     bench: Bench, listed: str, uid: str, in_force: Quarantine | None, *, reads: bool
 ) -> None:
@@ -172,7 +172,6 @@ def test_an_agent_tells_of_a_node_that_may_be_back(
     assert _may_be_back(node_state, uid) == back
 
 
-@played_by(on_bench)
 async def test_nothing_is_heard_of_a_stream_that_was_shut_out(bench: Bench) -> None:
     never = bench.send_evidence(snapshot())
     assert not never.done()
@@ -183,7 +182,6 @@ async def test_nothing_is_heard_of_a_stream_that_was_shut_out(bench: Bench) -> N
     assert bench.did == []
 
 
-@played_by(on_bench)
 async def test_a_sign_waits_for_the_evaluation_and_for_a_step_where_the_node_is_unknown(
     bench: Bench,
 ) -> None:
@@ -213,7 +211,6 @@ async def test_a_sign_waits_for_the_evaluation_and_for_a_step_where_the_node_is_
         setattr(owner, name, before)
 
 
-@played_by(on_bench)
 async def test_signs_are_kept_until_the_node_was_read(bench: Bench) -> None:
     bench.connect()
     bench.send_evidence(snapshot(cleared=(SIGN,)))
@@ -223,7 +220,6 @@ async def test_signs_are_kept_until_the_node_was_read(bench: Bench) -> None:
     assert bench.node_state.cluster.signs == ()
 
 
-@played_by(on_bench)
 async def test_a_fault_of_a_node_that_may_be_back_has_it_read(bench: Bench) -> None:
     bench.connect()
     set_fields(bench.node_state, quarantine=quarantine(), node_gone=True)
@@ -233,7 +229,6 @@ async def test_a_fault_of_a_node_that_may_be_back_has_it_read(bench: Bench) -> N
     assert bench.node_state.work.needs_read
 
 
-@played_by(on_bench)
 async def test_lost_evidence_and_a_return_are_reported(bench: Bench) -> None:
     bench.connect()
     bench.node_state.agent.silent, bench.node_state.agent.refused = True, "x"
@@ -250,7 +245,6 @@ async def test_lost_evidence_and_a_return_are_reported(bench: Bench) -> None:
     assert len(bench.reported) == 2
 
 
-@played_by(on_bench)
 async def test_of_two_agents_nothing_is_recorded_until_one_is_left(bench: Bench) -> None:
     bench.connect()
     assert "record_message" in (bench.send_evidence(snapshot()), bench.did)[1]
@@ -284,7 +278,6 @@ async def test_of_two_agents_nothing_is_recorded_until_one_is_left(bench: Bench)
     assert bench.node_registry.known("unknown") is None
 
 
-@played_by(on_bench)
 async def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached(bench: Bench) -> None:
     bench.connect()
     waits = bench.loop.create_future()
@@ -308,7 +301,6 @@ async def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached(benc
     assert summary.health is not None
 
 
-@played_by(on_bench)
 async def test_a_refused_stream_is_shown(bench: Bench) -> None:
     summary = bench.node_state.agent
     bench.made.on_refusal("n1", "too old")
@@ -320,7 +312,6 @@ async def test_a_refused_stream_is_shown(bench: Bench) -> None:
     assert summary.last_seen == 7.0
 
 
-@played_by(on_bench)
 async def test_silence_is_reported_once_with_its_reason(bench: Bench) -> None:
     node_state, silence = bench.node_state, bench.made.note_silence
     silence(node_state, 1e9)

@@ -26,7 +26,7 @@ from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import part_with, set_fields
 from tests.support.replica import Replica, Turned
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 
 
 class NotAll(MemoryCluster):
@@ -65,10 +65,7 @@ class Bench:
 
 
 def on_a_bench(
-    patch: pytest.MonkeyPatch,
-    test: Callable[[Bench], Awaitable[None]],
-    *,
-    kind: type[MemoryCluster] = MemoryCluster,
+    test: Callable[[Bench], Awaitable[None]], *, kind: type[MemoryCluster] = MemoryCluster
 ) -> None:
     async def main(_: VirtualTimeLoop) -> None:
         world = World.of("n1")
@@ -76,61 +73,58 @@ def on_a_bench(
         await asyncio.sleep(1)
         await replica.stop()
         replica.cluster.crashed.clear()
-        await test(Bench(replica, world, patch))
+        with pytest.MonkeyPatch.context() as patch:
+            await test(Bench(replica, world, patch))
 
     play(main)
 
 
-def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_is_on_it(
-    monkeypatch: pytest.MonkeyPatch,
+pytestmark = pytest.mark.decorated(by=played_by(on_a_bench))
+
+
+async def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_is_on_it(
+    bench: Bench,
 ) -> None:
-    async def test(bench: Bench) -> None:
-        is_no_more, now = bench.cluster_events._is_no_more, bench.clock()
-        assert not is_no_more(bench.node_state("n1")), "the list has it"
-        ghost = bench.node_state("ghost")
-        assert is_no_more(ghost)
-        for name, value in (
-            ("orphan", "uid"),
-            ("to_adopt", True),
-            ("waiters", (asyncio.get_running_loop().create_future(),)),
-        ):
-            before = getattr(part_with(ghost, name), name)
-            set_fields(ghost, **{name: value})
-            assert not is_no_more(ghost), name
-            set_fields(ghost, **{name: before})
-        ghost.agent.attached = True
-        assert not is_no_more(ghost)
-        ghost.agent.attached = False
-        ghost.own_quarantine_view().quarantine = quarantine()
-        assert not is_no_more(ghost)
-        ghost.own_quarantine_view().quarantine = None
-        ghost.work.task = asyncio.ensure_future(asyncio.sleep(5))
-        assert not is_no_more(ghost), "something is being done"
-        await ghost.work.task
-        assert is_no_more(ghost)
-        ghost.agent.last_seen = now - FORGOTTEN_AFTER + 1
-        assert not is_no_more(ghost)
-        ghost.agent.last_seen = now - FORGOTTEN_AFTER
-        assert is_no_more(ghost)
-        await bench.replica.controller.parts.record_writer.enter(
-            Entry("ghost", "", "", "drain", 1.0)
-        )
-        assert not is_no_more(ghost)
-
-    on_a_bench(monkeypatch, test)
+    is_no_more, now = bench.cluster_events._is_no_more, bench.clock()
+    assert not is_no_more(bench.node_state("n1")), "the list has it"
+    ghost = bench.node_state("ghost")
+    assert is_no_more(ghost)
+    for name, value in (
+        ("orphan", "uid"),
+        ("to_adopt", True),
+        ("waiters", (asyncio.get_running_loop().create_future(),)),
+    ):
+        before = getattr(part_with(ghost, name), name)
+        set_fields(ghost, **{name: value})
+        assert not is_no_more(ghost), name
+        set_fields(ghost, **{name: before})
+    ghost.agent.attached = True
+    assert not is_no_more(ghost)
+    ghost.agent.attached = False
+    ghost.own_quarantine_view().quarantine = quarantine()
+    assert not is_no_more(ghost)
+    ghost.own_quarantine_view().quarantine = None
+    ghost.work.task = asyncio.ensure_future(asyncio.sleep(5))
+    assert not is_no_more(ghost), "something is being done"
+    await ghost.work.task
+    assert is_no_more(ghost)
+    ghost.agent.last_seen = now - FORGOTTEN_AFTER + 1
+    assert not is_no_more(ghost)
+    ghost.agent.last_seen = now - FORGOTTEN_AFTER
+    assert is_no_more(ghost)
+    await bench.replica.controller.parts.record_writer.enter(Entry("ghost", "", "", "drain", 1.0))
+    assert not is_no_more(ghost)
 
 
-def test_where_the_list_lacks_nodes_one_that_was_heard_is_forgotten_only_if_it_was_listed_once(
-    monkeypatch: pytest.MonkeyPatch,
+@played_by(on_a_bench, kind=NotAll)
+async def test_where_the_list_lacks_nodes_one_that_was_heard_goes_only_if_it_was_listed_once(
+    bench: Bench,
 ) -> None:
-    async def test(bench: Bench) -> None:
-        ghost = bench.node_state("ghost")
-        ghost.agent.last_seen = bench.clock() - 2 * FORGOTTEN_AFTER
-        assert not bench.cluster_events._is_no_more(ghost)
-        ghost.cluster.meta = NodeMeta("ghost", "uid")
-        assert bench.cluster_events._is_no_more(ghost)
-
-    on_a_bench(monkeypatch, test, kind=NotAll)
+    ghost = bench.node_state("ghost")
+    ghost.agent.last_seen = bench.clock() - 2 * FORGOTTEN_AFTER
+    assert not bench.cluster_events._is_no_more(ghost)
+    ghost.cluster.meta = NodeMeta("ghost", "uid")
+    assert bench.cluster_events._is_no_more(ghost)
 
 
 @pytest.mark.parametrize(
@@ -143,37 +137,26 @@ def test_where_the_list_lacks_nodes_one_that_was_heard_is_forgotten_only_if_it_w
         ("n1", quarantine(node_uid="u"), False, False),
     ],
 )
-def test_a_marked_node_that_the_list_lacks_is_looked_for(
-    monkeypatch: pytest.MonkeyPatch,
-    node: str,
-    found: Quarantine | None,
-    *,
-    gone: bool,
-    unlisted: bool,
+async def test_a_marked_node_that_the_list_lacks_is_looked_for(
+    bench: Bench, node: str, found: Quarantine | None, *, gone: bool, unlisted: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state(node)
-        set_fields(node_state, quarantine=found, node_gone=gone)
-        assert bench.cluster_events._is_unlisted(node_state) == unlisted
-
-    on_a_bench(monkeypatch, test)
+    node_state = bench.node_state(node)
+    set_fields(node_state, quarantine=found, node_gone=gone)
+    assert bench.cluster_events._is_unlisted(node_state) == unlisted
 
 
 @pytest.mark.parametrize(
     ("node", "found", "read"),
     [("ghost", None, True), ("ghost", quarantine(), False), ("n1", None, False)],
 )
-def test_an_entry_whose_node_and_object_are_gone_is_attended_to(
-    monkeypatch: pytest.MonkeyPatch, node: str, found: Quarantine | None, *, read: bool
+async def test_an_entry_whose_node_and_object_are_gone_is_attended_to(
+    bench: Bench, node: str, found: Quarantine | None, *, read: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state(node)
-        set_fields(node_state, needs_read=False, quarantine=found)
-        bench.cluster_events._entry_is_open(node_state)
-        assert node_state.work.needs_read == read
-        assert bench.kicked == ([node] if read else [])
-
-    on_a_bench(monkeypatch, test)
+    node_state = bench.node_state(node)
+    set_fields(node_state, needs_read=False, quarantine=found)
+    bench.cluster_events._entry_is_open(node_state)
+    assert node_state.work.needs_read == read
+    assert bench.kicked == ([node] if read else [])
 
 
 def prepare_nothing(_: NodeState) -> None:
@@ -228,152 +211,132 @@ def its_quarantine_is_of_no_node_yet(node_state: NodeState) -> None:
         (its_quarantine_is_of_no_node_yet, False),
     ],
 )
-def test_a_node_is_read_where_the_list_differs_from_what_is_known(
-    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[NodeState], None], *, suspect: bool
+async def test_a_node_is_read_where_the_list_differs_from_what_is_known(
+    bench: Bench, prepare: Callable[[NodeState], None], *, suspect: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.listed()
-        node_state.work.needs_read = node_state.cluster.node_gone = False
-        bench.kicked.clear()
-        prepare(node_state)
-        bench.listed()
-        assert node_state.work.needs_read == suspect
-        assert bench.kicked == (["n1"] if suspect else [])
-        assert node_state.cluster.read_at == bench.clock()
-
-    on_a_bench(monkeypatch, test)
+    node_state = bench.listed()
+    node_state.work.needs_read = node_state.cluster.node_gone = False
+    bench.kicked.clear()
+    prepare(node_state)
+    bench.listed()
+    assert node_state.work.needs_read == suspect
+    assert bench.kicked == (["n1"] if suspect else [])
+    assert node_state.cluster.read_at == bench.clock()
 
 
-def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(bench: Bench) -> None:
     def is_unclaimed(node_state: NodeState) -> bool:
         return node_state.quarantine_view.to_adopt
 
     def is_marked(node_state: NodeState) -> bool:
         return node_state.cluster.marked
 
-    async def test(bench: Bench) -> None:
-        node_state = bench.listed(**{APPLIED: "x"})
-        assert is_unclaimed(node_state)
-        assert is_marked(node_state)
-        assert bench.kicked == ["n1"]
-        set_fields(node_state, to_adopt=False, orphan="uid")
-        bench.listed(**{APPLIED: "x"})
-        assert not is_unclaimed(node_state), "its marks are being undone"
-        set_fields(node_state, orphan="", unclaimed="shown")
-        bench.listed(**{APPLIED: "x"})
-        assert not is_unclaimed(node_state), "nothing is made of them in mode observe"
-        bench.listed()
-        assert node_state.quarantine_view.unclaimed == ""
-        assert not is_marked(node_state)
-        node_state.own_quarantine_view().quarantine = quarantine(
-            node_uid="uid-n1", phase=Phase.ADMITTED
-        )
-        bench.listed(**{APPLIED: "x"})
-        assert not is_unclaimed(node_state)
-
-    on_a_bench(monkeypatch, test)
+    node_state = bench.listed(**{APPLIED: "x"})
+    assert is_unclaimed(node_state)
+    assert is_marked(node_state)
+    assert bench.kicked == ["n1"]
+    set_fields(node_state, to_adopt=False, orphan="uid")
+    bench.listed(**{APPLIED: "x"})
+    assert not is_unclaimed(node_state), "its marks are being undone"
+    set_fields(node_state, orphan="", unclaimed="shown")
+    bench.listed(**{APPLIED: "x"})
+    assert not is_unclaimed(node_state), "nothing is made of them in mode observe"
+    bench.listed()
+    assert node_state.quarantine_view.unclaimed == ""
+    assert not is_marked(node_state)
+    node_state.own_quarantine_view().quarantine = quarantine(
+        node_uid="uid-n1", phase=Phase.ADMITTED
+    )
+    bench.listed(**{APPLIED: "x"})
+    assert not is_unclaimed(node_state)
 
 
-def test_other_wishes_in_the_list_are_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.listed()
-        node_state.work.needs_read = False
-        bench.listed(**{PIN: "x"})
-        assert node_state.work.needs_read
-
-    on_a_bench(monkeypatch, test)
+async def test_other_wishes_in_the_list_are_read_in_full(bench: Bench) -> None:
+    node_state = bench.listed()
+    node_state.work.needs_read = False
+    bench.listed(**{PIN: "x"})
+    assert node_state.work.needs_read
 
 
-def test_a_list_whose_answer_comes_after_a_newer_one_counts_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_list_whose_answer_comes_after_a_newer_one_counts_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(bench: Bench) -> None:
-        cluster, late = bench.replica.cluster, asyncio.Event()
-        read = cluster.list_nodes
+    cluster, late = bench.replica.cluster, asyncio.Event()
+    read = cluster.list_nodes
 
-        async def read_late() -> list[NodeMeta]:
-            found = await read()
-            await late.wait()
-            return found
+    async def read_late() -> list[NodeMeta]:
+        found = await read()
+        await late.wait()
+        return found
 
-        monkeypatch.setattr(cluster, "list_nodes", read_late)
-        older = asyncio.ensure_future(bench.cluster_events.refresh_nodes())
-        await asyncio.sleep(1)
-        bench.clock.time += 60
-        bench.world.add_node("n2", labels={"pool": "new"})
-        monkeypatch.setattr(cluster, "list_nodes", read)
-        assert await bench.cluster_events.refresh_nodes()
-        late.set()
-        assert await older
-        assert bench.node_registry.labels_of("n2") == {"pool": "new"}
-        assert bench.cluster_events.listed_at == bench.clock()
-
-    on_a_bench(monkeypatch, test)
+    monkeypatch.setattr(cluster, "list_nodes", read_late)
+    older = asyncio.ensure_future(bench.cluster_events.refresh_nodes())
+    await asyncio.sleep(1)
+    bench.clock.time += 60
+    bench.world.add_node("n2", labels={"pool": "new"})
+    monkeypatch.setattr(cluster, "list_nodes", read)
+    assert await bench.cluster_events.refresh_nodes()
+    late.set()
+    assert await older
+    assert bench.node_registry.labels_of("n2") == {"pool": "new"}
+    assert bench.cluster_events.listed_at == bench.clock()
 
 
-def test_a_long_list_gives_way_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(bench: Bench) -> None:
-        for number in range(450):
-            bench.world.add_node(f"m{number}")
-        turns = 0
+async def test_a_long_list_gives_way_to_other_work(bench: Bench) -> None:
+    for number in range(450):
+        bench.world.add_node(f"m{number}")
+    turns = 0
 
-        async def other_work() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
 
-        work = asyncio.ensure_future(other_work())
-        await asyncio.sleep(0)
-        listing: list[int] = []
-        for step in (
-            bench.cluster_events.refresh_nodes(),
-            bench.cluster_events._view_restored(frozenset()),
-        ):
-            before = turns
-            await step
-            listing.append(turns - before)
-        work.cancel()
-        assert listing[0] >= 4
-        assert listing[1] >= listing[0] + 4
-
-    on_a_bench(monkeypatch, test)
+    work = asyncio.ensure_future(other_work())
+    await asyncio.sleep(0)
+    listing: list[int] = []
+    for step in (
+        bench.cluster_events.refresh_nodes(),
+        bench.cluster_events._view_restored(frozenset()),
+    ):
+        before = turns
+        await step
+        listing.append(turns - before)
+    work.cancel()
+    assert listing[0] >= 4
+    assert listing[1] >= listing[0] + 4
 
 
-def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_are_read(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_are_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.listed()
-        signs = (Cleared("xid:79", "GPU-1", "operator"),)
-        for phase, unschedulable, suspect in (
-            (Phase.CORDONED, False, True),
-            (Phase.DRAINED, False, True),
-            (Phase.CORDONED, True, False),
-            (Phase.ADMITTED, False, False),
-            (Phase.RELEASING, False, False),
-        ):
-            node_state.own_quarantine_view().quarantine = quarantine(phase=phase, node_uid="uid-n1")
-            set_fields(node_state, needs_read=False, signs=signs, definition_going=True)
-            bench.cluster_events._queue.view = False
-            names = frozenset({"n1"} if unschedulable else ())
-            # What the list alone says of it is another test's.
-            monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
-            await bench.cluster_events._view_restored(names)
-            assert node_state.work.needs_read == suspect, phase
-            assert node_state.cluster.signs == (signs if suspect else ())
-            assert not node_state.quarantine_view.definition_going
-            assert bench.cluster_events._queue.view
-        node_state.own_quarantine_view().vanished = "uid"
-        await bench.cluster_events._view_restored(frozenset())
-        assert (node_state.quarantine_view.vanished, node_state.quarantine_view.to_adopt) == (
-            "",
-            True,
-        )
-
-    on_a_bench(monkeypatch, test)
+    node_state = bench.listed()
+    signs = (Cleared("xid:79", "GPU-1", "operator"),)
+    for phase, unschedulable, suspect in (
+        (Phase.CORDONED, False, True),
+        (Phase.DRAINED, False, True),
+        (Phase.CORDONED, True, False),
+        (Phase.ADMITTED, False, False),
+        (Phase.RELEASING, False, False),
+    ):
+        node_state.own_quarantine_view().quarantine = quarantine(phase=phase, node_uid="uid-n1")
+        set_fields(node_state, needs_read=False, signs=signs, definition_going=True)
+        bench.cluster_events._queue.view = False
+        names = frozenset({"n1"} if unschedulable else ())
+        # What the list alone says of it is another test's.
+        monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
+        await bench.cluster_events._view_restored(names)
+        assert node_state.work.needs_read == suspect, phase
+        assert node_state.cluster.signs == (signs if suspect else ())
+        assert not node_state.quarantine_view.definition_going
+        assert bench.cluster_events._queue.view
+    node_state.own_quarantine_view().vanished = "uid"
+    await bench.cluster_events._view_restored(frozenset())
+    assert (node_state.quarantine_view.vanished, node_state.quarantine_view.to_adopt) == (
+        "",
+        True,
+    )
 
 
 def test_which_cases_are_schedulable_or_absent() -> None:

@@ -124,12 +124,12 @@ class Bench:
 
 
 with_bench = on(Bench)
+pytestmark = pytest.mark.decorated(by=with_bench)
 
 
 # -- quarantines ----------------------------------------------------------------------------------
 
 
-@with_bench
 async def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once(
     bench: Bench,
 ) -> None:
@@ -148,7 +148,6 @@ async def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once
     assert node_state.quarantine is seen
 
 
-@with_bench
 async def test_an_absence_gives_room_to_others_once(bench: Bench) -> None:
     gone = made(node_absent_since=1.0)
     assert "held" in await bench.send_event(QuarantineSeen(gone))
@@ -158,7 +157,6 @@ async def test_an_absence_gives_room_to_others_once(bench: Bench) -> None:
     assert bench.registry.absent == set()
 
 
-@with_bench
 async def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing(
     bench: Bench,
 ) -> None:
@@ -172,7 +170,6 @@ async def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing
     assert node_state.quarantine_view.ended == ""
 
 
-@with_bench
 async def test_a_quarantine_that_somebody_took_away_leaves_an_orphan(bench: Bench) -> None:
     node_state = bench.node_state()
     await bench.send_event(QuarantineSeen(made(node_absent_since=1.0)))
@@ -200,7 +197,6 @@ async def test_a_quarantine_that_somebody_took_away_leaves_an_orphan(bench: Benc
     ) == ("", 0.0)
 
 
-@with_bench
 async def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays(
     bench: Bench,
 ) -> None:
@@ -213,7 +209,6 @@ async def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_sta
     assert node_state.decision.incidents is incidents
 
 
-@with_bench
 async def test_one_that_a_read_missed_first_is_told_of_by_the_watch(bench: Bench) -> None:
     node_state = bench.node_state(None)
     node_state.own_quarantine_view().vanished = "q"
@@ -233,7 +228,6 @@ async def test_one_that_a_read_missed_first_is_told_of_by_the_watch(bench: Bench
     assert [node_state.quarantine_view.remains] == [None]
 
 
-@with_bench
 async def test_one_that_goes_with_its_definition_is_made_again(bench: Bench) -> None:
     known = made()
     node_state = bench.node_state(known)
@@ -247,43 +241,39 @@ async def test_one_that_goes_with_its_definition_is_made_again(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("with_definition", [True, False])
-def test_the_end_of_another_installations_makes_us_read_the_node(*, with_definition: bool) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state(made(foreign="elsewhere"))
-        await bench.send_event(QuarantineGone("n1", "q", with_definition=with_definition))
-        assert (
-            node_state.work.needs_read,
-            node_state.quarantine_view.orphan,
-            node_state.quarantine_view.to_adopt,
-        ) == (
-            True,
-            "",
-            False,
-        )
-
-    with_bench(test)()
+async def test_the_end_of_another_installations_makes_us_read_the_node(
+    bench: Bench, *, with_definition: bool
+) -> None:
+    node_state = bench.node_state(made(foreign="elsewhere"))
+    await bench.send_event(QuarantineGone("n1", "q", with_definition=with_definition))
+    assert (
+        node_state.work.needs_read,
+        node_state.quarantine_view.orphan,
+        node_state.quarantine_view.to_adopt,
+    ) == (
+        True,
+        "",
+        False,
+    )
 
 
 @pytest.mark.parametrize("heard", [None, 1.0])
-def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
-    heard: float | None,
+async def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
+    bench: Bench, heard: float | None
 ) -> None:
-    async def test(bench: Bench) -> None:
-        forgotten: list[Any] = []
-        bench.made._is_no_more = lambda _: True
-        bench.made._forget = forgotten.append
-        node_state = bench.node_state(made())
-        node_state.cluster.node_gone, node_state.agent.last_seen = True, heard
-        node_state.work.task = asyncio.create_task(asyncio.sleep(1))
-        await bench.send_event(QuarantineGone("n1", "q"))
-        assert forgotten == []
-        await asyncio.sleep(2)
-        assert forgotten == ([node_state] if heard is None else [])
-        node_state.cluster.node_gone = False
-        bench.made._was_made_up(node_state)
-        assert len(forgotten) == (heard is None)
-
-    with_bench(test)()
+    forgotten: list[Any] = []
+    bench.made._is_no_more = lambda _: True
+    bench.made._forget = forgotten.append
+    node_state = bench.node_state(made())
+    node_state.cluster.node_gone, node_state.agent.last_seen = True, heard
+    node_state.work.task = asyncio.create_task(asyncio.sleep(1))
+    await bench.send_event(QuarantineGone("n1", "q"))
+    assert forgotten == []
+    await asyncio.sleep(2)
+    assert forgotten == ([node_state] if heard is None else [])
+    node_state.cluster.node_gone = False
+    bench.made._was_made_up(node_state)
+    assert len(forgotten) == (heard is None)
 
 
 # -- nodes ----------------------------------------------------------------------------------------
@@ -301,19 +291,15 @@ def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
         (None, "", False),
     ],
 )
-def test_an_uncordon_matters_to_a_node_that_was_cordoned(
-    quarantine: Quarantine | None, foreign: str, *, attended: bool
+async def test_an_uncordon_matters_to_a_node_that_was_cordoned(
+    bench: Bench, quarantine: Quarantine | None, foreign: str, *, attended: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state(quarantine)
-        node_state.cluster.foreign = foreign
-        assert await bench.send_event(NodeUncordoned("n1")) == ["add n1"] * attended
-        assert node_state.work.needs_read == attended
-
-    with_bench(test)()
+    node_state = bench.node_state(quarantine)
+    node_state.cluster.foreign = foreign
+    assert await bench.send_event(NodeUncordoned("n1")) == ["add n1"] * attended
+    assert node_state.work.needs_read == attended
 
 
-@with_bench
 async def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_then(
     bench: Bench,
 ) -> None:
@@ -348,7 +334,6 @@ async def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_
 # -- the record and the switch --------------------------------------------------------------------
 
 
-@with_bench
 async def test_nodes_whose_entry_came_or_went_are_attended_to_and_a_place_goes_to_others(
     bench: Bench,
 ) -> None:
@@ -371,7 +356,6 @@ async def test_nodes_whose_entry_came_or_went_are_attended_to_and_a_place_goes_t
     assert await bench.send_event(seen) == [], "it is an older one"
 
 
-@with_bench
 async def test_a_stop_is_shown_told_once_and_attended_to_everywhere(bench: Bench) -> None:
     assert await bench.send_event(StopSeen(StopText("x", "1"))) == ["stop seen"]
     bench.node_state()
@@ -390,7 +374,6 @@ async def test_a_stop_is_shown_told_once_and_attended_to_everywhere(bench: Bench
     assert kinds == ["STOPPED", "RESUMED"]
 
 
-@with_bench
 async def test_a_lost_record_is_told_and_its_end(bench: Bench) -> None:
     for trouble in ("", "it is gone", "it is gone", ""):
         bench.record.trouble = trouble
@@ -405,7 +388,6 @@ async def test_a_lost_record_is_told_and_its_end(bench: Bench) -> None:
 # -- the view -------------------------------------------------------------------------------------
 
 
-@with_bench
 async def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions(
     bench: Bench,
 ) -> None:

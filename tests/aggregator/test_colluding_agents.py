@@ -9,6 +9,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
+import pytest
+
 from aggregator.health.model import Component, Delta, Hello, Snapshot, Status
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
@@ -24,6 +26,7 @@ from tests.support.memory_cluster import World
 from tests.support.present import of_type
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import LoopClock
+from tests.support.virtual_time import played_by
 from tests.support.waiting import until
 
 NODES = 100
@@ -167,108 +170,91 @@ def on_a_fleet(test: Callable[[Fleet], Awaitable[None]]) -> None:
     virtual_time.run(main())
 
 
-def test_three_agents_that_lie_about_nodes_of_their_choice_have_nobody_cordoned() -> None:
-    async def test(fleet: Fleet) -> None:
-        for node in range(NODES):
-            fleet.report_edges(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
-        lies = {address(n): Status.FAILED for n in (40, 41, 42)}
-        lies |= {address(n): Status.OK for n in range(50, 60)}
-        for liar in range(3):
-            fleet.report_edges(liar, lies)
-        await fleet.pass_time(LONG)
-        assert fleet.blamed == set()
-
-    on_a_fleet(test)
+pytestmark = pytest.mark.decorated(by=played_by(on_a_fleet))
 
 
-def test_a_hundred_unassigned_reports_have_nobody_cordoned() -> None:
-    async def test(fleet: Fleet) -> None:
-        victim = 40
-        observers = fleet.observers(victim)
-        for node in range(NODES):
-            if node not in observers and node != victim:
-                edges = dict.fromkeys(fleet.assigned(node), Status.OK)
-                fleet.report_edges(node, edges | {address(victim): Status.FAILED})
-        await fleet.pass_time(LONG)
-        assert fleet.blamed == set()
-
-    on_a_fleet(test)
-
-
-def test_three_of_the_assigned_observers_have_nobody_cordoned_where_echoes_are_filtered() -> None:
-    async def test(fleet: Fleet) -> None:
-        victim = 40
-        liars = random.Random(1).sample(fleet.observers(victim), 3)
-        fleet.tell_of(victim, liars, honest=Status.UNKNOWN, lie=Status.FAILED)
-        await fleet.pass_time(LONG)
-        assert fleet.blamed == set()
-
-    on_a_fleet(test)
+async def test_three_agents_that_lie_about_nodes_of_their_choice_have_nobody_cordoned(
+    fleet: Fleet,
+) -> None:
+    for node in range(NODES):
+        fleet.report_edges(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
+    lies = {address(n): Status.FAILED for n in (40, 41, 42)}
+    lies |= {address(n): Status.OK for n in range(50, 60)}
+    for liar in range(3):
+        fleet.report_edges(liar, lies)
+    await fleet.pass_time(LONG)
+    assert fleet.blamed == set()
 
 
-def test_one_honest_observer_that_reaches_a_node_outweighs_all_others() -> None:
-    async def test(fleet: Fleet) -> None:
-        victim = 40
-        liars = fleet.observers(victim)[:-1]
-        fleet.tell_of(victim, liars, honest=Status.OK, lie=Status.FAILED)
-        await fleet.pass_time(LONG)
-        assert fleet.blamed == set()
+async def test_a_hundred_unassigned_reports_have_nobody_cordoned(fleet: Fleet) -> None:
+    victim = 40
+    observers = fleet.observers(victim)
+    for node in range(NODES):
+        if node not in observers and node != victim:
+            edges = dict.fromkeys(fleet.assigned(node), Status.OK)
+            fleet.report_edges(node, edges | {address(victim): Status.FAILED})
+    await fleet.pass_time(LONG)
+    assert fleet.blamed == set()
 
-    on_a_fleet(test)
+
+async def test_three_of_the_assigned_observers_have_nobody_cordoned_where_echoes_are_filtered(
+    fleet: Fleet,
+) -> None:
+    victim = 40
+    liars = random.Random(1).sample(fleet.observers(victim), 3)
+    fleet.tell_of(victim, liars, honest=Status.UNKNOWN, lie=Status.FAILED)
+    await fleet.pass_time(LONG)
+    assert fleet.blamed == set()
 
 
-def test_liars_that_come_back_first_after_a_crash_have_nobody_cordoned() -> None:
+async def test_one_honest_observer_that_reaches_a_node_outweighs_all_others(fleet: Fleet) -> None:
+    victim = 40
+    liars = fleet.observers(victim)[:-1]
+    fleet.tell_of(victim, liars, honest=Status.OK, lie=Status.FAILED)
+    await fleet.pass_time(LONG)
+    assert fleet.blamed == set()
+
+
+async def test_liars_that_come_back_first_after_a_crash_have_nobody_cordoned(fleet: Fleet) -> None:
     """Until the others are back only they and their victim are there, and probe each other."""
-
-    async def test(fleet: Fleet) -> None:
-        victim, liars = 40, set(range(6))
-        assert len(liars & set(fleet.observers(victim))) < 4
-        await fleet.crash()
-        await fleet.attach_all([*liars, victim])
-        await fleet.pass_time(PEERS_EVERY + 5)
-        assert len(liars & set(fleet.observers(victim))) >= 4, "they alone were assigned it"
-        lies = dict.fromkeys(map(address, range(NODES)), Status.OK)
-        for _ in range(4):
-            for liar in liars:
-                fleet.report_edges(liar, lies | {address(victim): Status.FAILED})
-            await fleet.pass_time(30)
-        await fleet.attach_all(set(range(NODES)) - liars - {victim})
-        for node in set(range(NODES)) - liars:
-            fleet.report_edges(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
-        await fleet.pass_time(LONG)
-        assert fleet.world.quarantines == {}
-
-    on_a_fleet(test)
+    victim, liars = 40, set(range(6))
+    assert len(liars & set(fleet.observers(victim))) < 4
+    await fleet.crash()
+    await fleet.attach_all([*liars, victim])
+    await fleet.pass_time(PEERS_EVERY + 5)
+    assert len(liars & set(fleet.observers(victim))) >= 4, "they alone were assigned it"
+    lies = dict.fromkeys(map(address, range(NODES)), Status.OK)
+    for _ in range(4):
+        for liar in liars:
+            fleet.report_edges(liar, lies | {address(victim): Status.FAILED})
+        await fleet.pass_time(30)
+    await fleet.attach_all(set(range(NODES)) - liars - {victim})
+    for node in set(range(NODES)) - liars:
+        fleet.report_edges(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
+    await fleet.pass_time(LONG)
+    assert fleet.world.quarantines == {}
 
 
-def test_a_node_that_is_lost_is_found_soon_after_a_crash_of_the_aggregator() -> None:
-    async def test(fleet: Fleet) -> None:
-        lost = 40
-        before = {node: fleet.assigned(node) for node in fleet.calls}
-        await fleet.crash()
-        await fleet.attach_all(range(NODES))
-        await fleet.pass_time(PEERS_EVERY + 5)
-        assert {node: fleet.assigned(node) for node in fleet.calls} == before, "by the same secret"
-        for node in range(NODES):
-            edges = dict.fromkeys(fleet.assigned(node), Status.OK)
-            fleet.report_edges(
-                node, edges | {to: Status.FAILED for to in edges if to == address(lost)}
-            )
-        await fleet.pass_time(180)
-        assert set(fleet.world.quarantines) == {name(lost)}
-
-    on_a_fleet(test)
+async def test_a_node_that_is_lost_is_found_soon_after_a_crash_of_the_aggregator(
+    fleet: Fleet,
+) -> None:
+    lost = 40
+    before = {node: fleet.assigned(node) for node in fleet.calls}
+    await fleet.crash()
+    await fleet.attach_all(range(NODES))
+    await fleet.pass_time(PEERS_EVERY + 5)
+    assert {node: fleet.assigned(node) for node in fleet.calls} == before, "by the same secret"
+    for node in range(NODES):
+        edges = dict.fromkeys(fleet.assigned(node), Status.OK)
+        fleet.report_edges(node, edges | {to: Status.FAILED for to in edges if to == address(lost)})
+    await fleet.pass_time(180)
+    assert set(fleet.world.quarantines) == {name(lost)}
 
 
-def test_a_node_that_its_assigned_observers_lost_is_cordoned() -> None:
-    async def test(fleet: Fleet) -> None:
-        lost = 40
-        for node in range(NODES):
-            edges = dict.fromkeys(fleet.assigned(node), Status.OK)
-            fleet.report_edges(
-                node, edges | {to: Status.FAILED for to in edges if to == address(lost)}
-            )
-        await fleet.pass_time(LONG)
-        assert set(fleet.world.quarantines) == {name(lost)}
-
-    on_a_fleet(test)
+async def test_a_node_that_its_assigned_observers_lost_is_cordoned(fleet: Fleet) -> None:
+    lost = 40
+    for node in range(NODES):
+        edges = dict.fromkeys(fleet.assigned(node), Status.OK)
+        fleet.report_edges(node, edges | {to: Status.FAILED for to in edges if to == address(lost)})
+    await fleet.pass_time(LONG)
+    assert set(fleet.world.quarantines) == {name(lost)}

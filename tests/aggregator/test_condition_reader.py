@@ -102,7 +102,9 @@ def detecting(test: Callable[[Detector], Awaitable[None]], rules: str | None = D
     play(main)
 
 
-@played_by(detecting)
+pytestmark = pytest.mark.decorated(by=played_by(detecting))
+
+
 async def test_a_condition_cordons_after_its_time_and_releases_by_its_opposite(
     npd: Detector,
 ) -> None:
@@ -131,7 +133,6 @@ async def test_a_status_of_the_other_polarity_is_evaluated_by_the_rules_word(npd
 
 
 @pytest.mark.parametrize("status", ["Unknown", "", "true"])
-@played_by(detecting)
 async def test_no_other_status_acts_or_ends_anything(npd: Detector, status: str) -> None:
     npd.says(status)
     await npd.pass_time(900)
@@ -155,7 +156,6 @@ async def test_a_condition_that_is_not_renewed_is_silence(npd: Detector) -> None
     assert (npd.status, npd.phase) == (Status.UNKNOWN, None)
 
 
-@played_by(detecting)
 async def test_a_condition_of_an_earlier_node_of_the_name_accuses_no_new_one(npd: Detector) -> None:
     npd.says("True")
     await npd.pass_time(READ_EVERY + 60)
@@ -169,7 +169,6 @@ async def test_a_condition_of_an_earlier_node_of_the_name_accuses_no_new_one(npd
     assert npd.phase is None
 
 
-@played_by(detecting)
 async def test_a_condition_without_a_time_of_its_change_counts_from_when_it_was_read(
     npd: Detector,
 ) -> None:
@@ -195,7 +194,6 @@ async def test_lists_that_fail_age_what_is_known_and_cause_no_action(npd: Detect
     assert npd.phase is Phase.CORDONED, "it was so all the time, by its own word"
 
 
-@played_by(detecting)
 async def test_a_quarantine_outlives_the_aggregator_and_ends_by_the_condition(
     npd: Detector,
 ) -> None:
@@ -222,7 +220,6 @@ async def test_without_a_rule_no_condition_is_ever_asked_for(npd: Detector) -> N
     assert npd.phase is None
 
 
-@played_by(detecting)
 async def test_a_reason_that_no_rule_names_is_shown_and_no_more(npd: Detector) -> None:
     npd.says("True", "AnotherReason")
     await npd.pass_time(1200)

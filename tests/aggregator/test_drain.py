@@ -20,6 +20,8 @@ from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 HOUR = 3600.0
 BY_HAND = QuarantineSpec(Action.DRAIN, "manual", "smells of smoke", requester="alice")
 
@@ -31,7 +33,6 @@ def rules(**changes: Any) -> Settings:
 # -- namespaces, deadlines ---------------------------------------------------------------
 
 
-@virtual_time.in_virtual_time
 async def test_a_namespaces_pods_may_complete_for_their_time_and_are_evicted_then() -> None:
     world = world_with("a", "b")
     waits = NamespaceRule("jobs", Leave.WAIT, wait=2 * HOUR)
@@ -50,7 +51,6 @@ async def test_a_namespaces_pods_may_complete_for_their_time_and_are_evicted_the
     await drained(world)
 
 
-@virtual_time.in_virtual_time
 async def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows_it() -> None:
     world = world_with("a", grace=0.0)  # which its kubelet is never told
     world.add_pod("n1", "other", namespace="other")
@@ -73,7 +73,6 @@ async def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_
     await drained(world)
 
 
-@virtual_time.in_virtual_time
 async def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
     world = world_with("a")
     world.budget_blocks.add("uid-a")
@@ -110,7 +109,6 @@ async def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> No
     await drained(world)  # it has gone on asking
 
 
-@virtual_time.in_virtual_time
 async def test_a_kubelet_that_goes_while_its_pod_ends_is_seen() -> None:
     world = world_with("a", grace=7 * 24 * HOUR)
     await begun(world, SETTINGS)
@@ -123,7 +121,6 @@ async def test_a_kubelet_that_goes_while_its_pod_ends_is_seen() -> None:
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=400)
 
 
-@virtual_time.in_virtual_time
 async def test_a_pod_made_anew_under_its_name_is_another_and_goes_too() -> None:
     world = world_with("a")
     world.budget_blocks.add("uid-a")
@@ -146,7 +143,6 @@ async def test_a_pod_made_anew_under_its_name_is_another_and_goes_too() -> None:
         (Gangs.WHOLE, 1, ["uid-a"]),  # it is too large
     ],
 )
-@virtual_time.in_virtual_time
 async def test_the_rest_of_a_gang_goes_with_it_only_where_that_is_asked_for(
     gangs: Gangs, most: int, gone: list[str]
 ) -> None:
@@ -160,7 +156,6 @@ async def test_the_rest_of_a_gang_goes_with_it_only_where_that_is_asked_for(
     assert world.evicted == gone
 
 
-@virtual_time.in_virtual_time
 async def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> None:
     world = world_with("a", labels=GANG)
     world.add_node("n2")
@@ -182,7 +177,6 @@ async def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> N
         ({"karpenter.sh/do-not-disrupt": "true"}, "it is not to be disrupted (annotation karpe"),
     ],
 )
-@virtual_time.in_virtual_time
 async def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_left_alone(
     mark: dict[str, str], says: str
 ) -> None:
@@ -207,7 +201,6 @@ async def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_left_al
 REMOVING = Taint("ToBeDeletedByClusterAutoscaler", "1700000000", "NoSchedule")
 
 
-@virtual_time.in_virtual_time
 async def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None:
     world = world_with("a")
     world.budget_blocks.add("uid-a")
@@ -223,7 +216,6 @@ async def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -
     await drained(world, within=120)
 
 
-@virtual_time.in_virtual_time
 async def test_a_mark_that_forbids_evictions_stops_a_drain_under_way_and_no_persons() -> None:
     world = world_with("a")
     world.budget_blocks.add("uid-a")
@@ -242,7 +234,6 @@ async def test_a_mark_that_forbids_evictions_stops_a_drain_under_way_and_no_pers
     await drained(world, within=120)
 
 
-@virtual_time.in_virtual_time
 async def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None:
     world = world_with("a")
     keeps = {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}
@@ -256,7 +247,6 @@ async def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -
     assert keeps.items() <= world.nodes["n1"].annotations.items()
 
 
-@virtual_time.in_virtual_time
 async def test_the_memory_of_a_drain_goes_with_the_release_of_its_node() -> None:
     world = world_with("a")
     world.budget_blocks.add("uid-a")

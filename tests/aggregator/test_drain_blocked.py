@@ -19,6 +19,8 @@ from tests.support.replica import OPEN, SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 #: Between two empty reads, as in production (conftest.py).
 EMPTY_FOR = 5.0
 HOUR = 3600.0
@@ -37,7 +39,6 @@ async def kubelets(world: World, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("tolerations", [TOLERATES_ALL, TOLERATES_OURS, ()])
-@virtual_time.in_virtual_time
 async def test_a_pod_that_comes_back_to_its_node_is_named_and_not_evicted_without_end(
     tolerations: tuple[Toleration, ...],
 ) -> None:
@@ -68,7 +69,6 @@ async def test_a_pod_that_comes_back_to_its_node_is_named_and_not_evicted_withou
     await drained(world, within=120)
 
 
-@virtual_time.in_virtual_time
 async def test_a_pod_that_comes_back_is_not_deleted_without_end_where_its_namespace_is_forced() -> (
     None
 ):
@@ -83,7 +83,6 @@ async def test_a_pod_that_comes_back_is_not_deleted_without_end_where_its_namesp
     assert len(world.evicted) <= 6
 
 
-@virtual_time.in_virtual_time
 async def test_a_pod_that_was_there_before_goes_although_its_sibling_came_back() -> None:
     owner = {"owner_kind": "ReplicaSet", "owner_name": "web", "tolerations": TOLERATES_ALL}
     world = world_with("web-a", "web-b", **owner)
@@ -97,7 +96,6 @@ async def test_a_pod_that_was_there_before_goes_although_its_sibling_came_back()
     assert world.evicted[:2] == ["uid-web-a", "uid-web-b"]
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_is_drained_once_two_reads_some_seconds_apart_find_it_empty() -> None:
     world = world_with("a")
     await begun(world, SETTINGS)
@@ -114,7 +112,6 @@ async def test_a_node_is_drained_once_two_reads_some_seconds_apart_find_it_empty
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
 
 
-@virtual_time.in_virtual_time
 async def test_pods_that_come_after_the_drain_are_said_and_not_evicted() -> None:
     world = world_with("a")
     replica = await begun(world, SETTINGS)
@@ -140,7 +137,6 @@ async def test_pods_that_come_after_the_drain_are_said_and_not_evicted() -> None
 # -- rejected evictions --------------------------------------------------------------------
 
 
-@virtual_time.in_virtual_time
 async def test_the_deadline_comes_although_every_eviction_fails() -> None:
     world = world_with("a")
     failing = MemoryCluster(
@@ -170,7 +166,6 @@ class Queue:
 
 
 @pytest.mark.parametrize("gang", [False, True])
-@virtual_time.in_virtual_time
 async def test_a_release_waits_for_none_of_its_evictions_and_none_is_sent_after_it(
     *, gang: bool
 ) -> None:
@@ -185,7 +180,6 @@ async def test_a_release_waits_for_none_of_its_evictions_and_none_is_sent_after_
     assert world.evicted == []
 
 
-@virtual_time.in_virtual_time
 async def test_a_stop_lets_none_of_the_evictions_go_that_wait() -> None:
     world = world_with("a", "b")
     queue = Queue()
@@ -217,7 +211,6 @@ async def many_blocked(count: int, settings: Settings = ROOM) -> tuple[World, Re
     return world, replica
 
 
-@virtual_time.in_virtual_time
 async def test_blocked_drains_make_a_few_requests_a_second_however_many_they_are() -> None:
     world, replica = await many_blocked(MANY)
     await asyncio.sleep(120)
@@ -237,7 +230,6 @@ async def test_blocked_drains_make_a_few_requests_a_second_however_many_they_are
     await until(drained, within=200)
 
 
-@virtual_time.in_virtual_time
 async def test_beside_blocked_drains_a_new_pod_is_asked_within_a_second() -> None:
     world, replica = await many_blocked(MANY)
     await asyncio.sleep(60)
@@ -249,7 +241,6 @@ async def test_beside_blocked_drains_a_new_pod_is_asked_within_a_second() -> Non
 # -- what is said ----------------------------------------------------------------------------
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_that_was_exempted_in_its_drain_says_so_and_why() -> None:
     world = world_with("a")
     world.budget_blocks.add("uid-a")
@@ -267,7 +258,6 @@ async def test_a_node_that_was_exempted_in_its_drain_says_so_and_why() -> None:
     await until(lambda: status(world).message == "evicting pods", within=400)
 
 
-@virtual_time.in_virtual_time
 async def test_a_drain_that_a_stale_mark_keeps_is_reported_again_and_goes_on_once_it_is_gone() -> (
     None
 ):
@@ -289,7 +279,6 @@ async def test_a_drain_that_a_stale_mark_keeps_is_reported_again_and_goes_on_onc
     await drained(world, within=300)
 
 
-@virtual_time.in_virtual_time
 async def test_the_number_of_pods_left_is_the_last_reads_and_says_when_that_was() -> None:
     names = [f"p{number}" for number in range(13)]
     world = world_with(*names)
@@ -310,7 +299,6 @@ async def test_the_number_of_pods_left_is_the_last_reads_and_says_when_that_was(
 UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
 
 
-@virtual_time.in_virtual_time
 async def test_a_driver_upgrade_of_the_fleet_costs_a_read_per_node_in_some_minutes() -> None:
     world = World()
     for number in range(300):
@@ -332,7 +320,6 @@ async def test_a_driver_upgrade_of_the_fleet_costs_a_read_per_node_in_some_minut
     await until(lambda: phase_of(world, "n7") is Phase.DRAINED, within=240)
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_that_is_not_there_is_not_asked_for_in_every_round() -> None:
     world = World.of("n1")
     replica = await Replica(world, clock=Running(), settings=ROOM).ready()

@@ -21,6 +21,8 @@ from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 HOUR = 3600.0
 
 
@@ -61,7 +63,6 @@ def hooked(hook: PlayedHook, **changes: Any) -> Settings:
     return replace(SETTINGS, hooks=HookRules(pre_evict=hook, **changes))
 
 
-@virtual_time.in_virtual_time
 async def test_the_hook_is_asked_after_the_taint_until_it_is_done_and_then_pods_go() -> None:
     world = world_with("a", "b")
     hook = PlayedHook(world, [LATER, FAILED, DONE])
@@ -81,7 +82,6 @@ async def test_the_hook_is_asked_after_the_taint_until_it_is_done_and_then_pods_
     await again.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> None:
     world = world_with("a")
     hook = PlayedHook(world, [FAILED])
@@ -107,7 +107,6 @@ async def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once
     await drained(world, within=120)
 
 
-@virtual_time.in_virtual_time
 async def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
     world = world_with("a")
     hook = PlayedHook(world, [DONE], takes=100_000.0)
@@ -118,7 +117,6 @@ async def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None
     assert (hook.at_once, hook.ended, world.evicted) == (0, 0, [])
 
 
-@virtual_time.in_virtual_time
 async def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
     world = World()
     names = [f"n{number}" for number in range(6)]
@@ -134,7 +132,6 @@ async def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
 
 
 @pytest.mark.parametrize("answer", [DONE, FAILED])
-@virtual_time.in_virtual_time
 async def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(
     answer: HookAnswer,
 ) -> None:
@@ -152,7 +149,6 @@ async def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(DONE, HookState.DONE), (FAILED, HookState.GIVEN_UP)])
-@virtual_time.in_virtual_time
 async def test_a_hook_whose_end_can_not_be_written_is_not_called_again(
     answer: HookAnswer, ends: HookState
 ) -> None:
@@ -175,7 +171,6 @@ async def test_a_hook_whose_end_can_not_be_written_is_not_called_again(
     assert kinds.count("quarantine.hook") + kinds.count("quarantine.hook_failed") == 1
 
 
-@virtual_time.in_virtual_time
 async def test_a_hook_before_drains_that_a_restart_brings_leaves_out_no_hook_after_one() -> None:
     world = world_with("a")
     hook, after = PlayedHook(world, [DONE]), PlayedHook(world, [DONE])
@@ -189,7 +184,6 @@ async def test_a_hook_before_drains_that_a_restart_brings_leaves_out_no_hook_aft
 
 
 @pytest.mark.parametrize("during", ["the record", "its turn", "its last turn"])
-@virtual_time.in_virtual_time
 async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_release(
     during: str,
 ) -> None:
@@ -216,7 +210,6 @@ async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_releas
     assert (noted, phase_of(world, "n1")) == (set(), Phase.RELEASING)
 
 
-@virtual_time.in_virtual_time
 async def test_a_controller_that_has_lost_its_place_gives_no_hook_up_that_was_not_called() -> None:
     """With ``go_on`` the next one would evict without the hook."""
     world, holds = world_with("a"), [True]
@@ -248,7 +241,6 @@ class Guarded(PlayedHook):
         return await super().call(values, limit=limit, guard=guard)
 
 
-@virtual_time.in_virtual_time
 async def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> None:
     async def run(at: int | None, *, after: bool) -> int:
         world = world_with("a", "b", labels=GANG)

@@ -18,13 +18,14 @@ from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 #: Between two empty reads, as in production (conftest.py).
 EMPTY_FOR = 5.0
 #: The poller sleeps so long between two rounds (seconds), and a little for each node.
 ROUND = 6.0
 
 
-@virtual_time.in_virtual_time
 async def test_a_draining_node_is_first_polled_one_interval_after_its_taint() -> None:
     world = world_with("a")
     waits = NamespaceRule("jobs", Leave.WAIT, wait=3600.0)
@@ -37,7 +38,6 @@ async def test_a_draining_node_is_first_polled_one_interval_after_its_taint() ->
     assert replica.cluster.asked["read_node"] == before + 1
 
 
-@virtual_time.in_virtual_time
 async def test_a_drain_begun_with_the_marks_costs_two_writes_and_no_read_of_an_empty_node() -> None:
     replica = await drained_by(world := empty_world(), 0.0)
     assert world.phases == [Phase.DRAINING, Phase.DRAINED]
@@ -70,7 +70,6 @@ def test_a_node_that_was_only_marked_is_read_before_its_first_eviction() -> None
     virtual_time.run(scenario())
 
 
-@virtual_time.in_virtual_time
 async def test_a_cordon_is_written_as_such_and_costs_no_write_of_a_drain() -> None:
     world = empty_world()
     await begun(world, replace(SETTINGS, mode=Action.CORDON))
@@ -80,7 +79,6 @@ async def test_a_cordon_is_written_as_such_and_costs_no_write_of_a_drain() -> No
 
 
 @pytest.mark.parametrize("after", [0.1, 10.0, 40.0])
-@virtual_time.in_virtual_time
 async def test_an_exemption_is_seen_within_one_interval_at_any_time_of_a_drain(
     after: float,
 ) -> None:
@@ -137,7 +135,6 @@ async def drained_by(world: World, trails: float) -> Replica:
 @pytest.mark.parametrize(
     ("trails", "reads"), [(0.0, 2), (EMPTY_FOR - 0.1, 2), (EMPTY_FOR + 0.1, 1)]
 )
-@virtual_time.in_virtual_time
 async def test_the_pods_of_an_empty_node_are_read_once_where_that_is_late_enough(
     trails: float, reads: int
 ) -> None:
@@ -171,7 +168,6 @@ def test_a_pod_that_a_scheduler_places_before_it_sees_the_taint_is_never_left_be
     virtual_time.run(scenario())
 
 
-@virtual_time.in_virtual_time
 async def test_a_replica_that_takes_a_drain_over_reads_the_pods_twice() -> None:
     world = empty_world()
     first = await begun(world, SETTINGS, cluster=Busy(world, 2 * EMPTY_FOR))

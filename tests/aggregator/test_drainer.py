@@ -98,10 +98,12 @@ def on_drain(test: Callable[[Drain], Any], **changes: Any) -> None:
     play(main)
 
 
+pytestmark = pytest.mark.decorated(by=played_by(on_drain))
+
+
 # -- the begin ------------------------------------------------------------------------------------
 
 
-@played_by(on_drain)
 async def test_a_drain_begins_with_its_phase_its_time_and_its_deadline(bench: Drain) -> None:
     await bench.marked()
     assert await bench.made._begin(bench.node_state, bench.still) is not None
@@ -119,7 +121,6 @@ async def test_a_drain_begins_with_its_phase_its_time_and_its_deadline(bench: Dr
     assert len(bench.kinds()) == 1
 
 
-@played_by(on_drain)
 async def test_a_drain_that_is_taken_up_again_keeps_its_times(bench: Drain) -> None:
     await bench.marked(drain_started_at=4500.0, deadline_at=4900.0)
     assert await bench.made._begin(bench.node_state, bench.still) is not None
@@ -140,7 +141,6 @@ def lose_one_answer(bench: Drain) -> None:
     cluster.write_quarantine_status = lost
 
 
-@played_by(on_drain)
 async def test_a_begin_whose_answer_was_lost_is_reported_once(bench: Drain) -> None:
     await bench.marked()
     lose_one_answer(bench)
@@ -157,7 +157,6 @@ async def test_a_begin_whose_answer_was_lost_is_reported_once(bench: Drain) -> N
         assert bench.kinds() == ["quarantine.draining"]
 
 
-@played_by(on_drain)
 async def test_an_end_whose_answer_was_lost_is_reported_once_and_the_drain_does_not_begin_again(
     bench: Drain,
 ) -> None:
@@ -173,7 +172,6 @@ async def test_an_end_whose_answer_was_lost_is_reported_once_and_the_drain_does_
     assert not bench.made._memories
 
 
-@played_by(on_drain)
 async def test_a_phase_that_never_came_to_be_is_not_reported_of_the_next_quarantine(
     bench: Drain,
 ) -> None:
@@ -231,7 +229,6 @@ async def rounds(bench: Drain, node_at: float | None = None) -> Any:
     return await bench.made._until_empty(bench.node_state, bench.evictions, begun)
 
 
-@played_by(on_drain)
 async def test_a_node_is_empty_when_two_reads_apart_say_so(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
     bench.node_state.own_quarantine_view().quarantine = bench.now()
@@ -258,7 +255,6 @@ async def test_a_node_is_empty_when_two_reads_apart_say_so(bench: Drain) -> None
         ("a stuck pod", 2),
     ],
 )
-@played_by(on_drain)
 async def test_one_late_read_says_so_too_unless_a_pod_may_be_on_its_way(
     bench: Drain, but: str, reads: int
 ) -> None:
@@ -282,7 +278,6 @@ async def test_one_late_read_says_so_too_unless_a_pod_may_be_on_its_way(
     assert bench.cluster.asked["pods_on"] == reads
 
 
-@played_by(on_drain)
 async def test_only_a_drain_that_never_began_before_is_new(bench: Drain) -> None:
     await bench.marked()
     await bench.made._begin(bench.node_state, bench.still)
@@ -294,7 +289,6 @@ async def test_only_a_drain_that_never_began_before_is_new(bench: Drain) -> None
     assert bench.now().status.phase is Phase.DRAINING
 
 
-@played_by(on_drain)
 async def test_a_pod_that_comes_between_the_two_reads_is_asked_to_go_first(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
     bench.node_state.own_quarantine_view().quarantine = bench.now()
@@ -306,7 +300,6 @@ async def test_a_pod_that_comes_between_the_two_reads_is_asked_to_go_first(bench
     assert bench.loop.time() - began == 6 + 5
 
 
-@played_by(on_drain)
 async def test_rounds_end_with_their_drain(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
     bench.standing = False
@@ -322,7 +315,6 @@ async def test_rounds_end_with_their_drain(bench: Drain) -> None:
     assert bench.requested_at != []
 
 
-@played_by(on_drain)
 async def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_has_gone(
     bench: Drain,
 ) -> None:
@@ -337,7 +329,6 @@ async def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_
     assert waits[:7] == [0.1, 0.15, 0.225, 0.3375, 0.1, 0.15, 0.225]
 
 
-@played_by(on_drain)
 async def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_came(
     bench: Drain,
 ) -> None:
@@ -363,7 +354,6 @@ async def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_on
         (NODE_EVERY + 5, INFINITE, 0),
     ],
 )
-@played_by(on_drain)
 async def test_no_eviction_follows_an_old_read_of_the_node(
     bench: Drain, age: float, due: float, reads: int
 ) -> None:
@@ -393,7 +383,6 @@ async def test_no_eviction_follows_an_old_read_of_the_node(
         (3.0, 2.0, True, 5.0),
     ],
 )
-@played_by(on_drain)
 async def test_a_rest_lasts_until_the_next_request_or_the_next_read(
     bench: Drain, look: float, due: float, rests: float, *, empty: bool
 ) -> None:
@@ -406,7 +395,6 @@ async def test_a_rest_lasts_until_the_next_request_or_the_next_read(
 
 
 @pytest.mark.parametrize(("written", "shown"), [(5.0, True), (9.0, True), (STATUS_EVERY, False)])
-@played_by(on_drain)
 async def test_progress_that_was_held_back_is_written_during_the_rest(
     bench: Drain, written: float, *, shown: bool
 ) -> None:
@@ -426,7 +414,6 @@ async def test_progress_that_was_held_back_is_written_during_the_rest(
         assert bench.memory.written_at == pytest.approx(began + STATUS_EVERY - written)
 
 
-@played_by(on_drain)
 async def test_a_drain_forgets_only_what_belongs_to_another_quarantine(bench: Drain) -> None:
     bench.stands(made(Phase.DRAINING))
     first = bench.made._memory(bench.node_state)
@@ -437,7 +424,6 @@ async def test_a_drain_forgets_only_what_belongs_to_another_quarantine(bench: Dr
     assert bench.made._memory(bench.node_state).uid == "r"
 
 
-@played_by(on_drain)
 async def test_a_longer_wait_has_a_most_that_grows_with_the_drains(bench: Drain) -> None:
     bench.made._lanes.drains = 1
     assert bench.made._longer(1.0) == 1.5
@@ -448,7 +434,6 @@ async def test_a_longer_wait_has_a_most_that_grows_with_the_drains(bench: Drain)
     assert moment == DrainMoment(pytest.approx(6000.0, abs=10), 100.0, 700.0)  # type: ignore[arg-type]
 
 
-@played_by(on_drain)
 async def test_a_late_drain_is_reported_once_with_three_of_its_blockers(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
     bench.node_state.own_quarantine_view().quarantine = bench.now()
@@ -468,7 +453,6 @@ async def test_a_late_drain_is_reported_once_with_three_of_its_blockers(bench: D
 
 
 @pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.DRAINED, Phase.CORDONED, None])
-@played_by(on_drain)
 async def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(
     bench: Drain, phase: Phase | None
 ) -> None:
@@ -482,7 +466,6 @@ async def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(
     assert (gone in messages) == (phase is Phase.DRAINING)
 
 
-@played_by(on_drain)
 async def test_an_end_shows_what_stays_behind(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
     bench.node_state.own_quarantine_view().quarantine = bench.now()

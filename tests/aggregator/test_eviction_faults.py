@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from aggregator.cluster.pod_ends import PodEnd
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Cleared, Delta
@@ -9,6 +11,8 @@ from tests.aggregator.test_rack_events import RACK, Racks, play
 from tests.support.present import present
 from tests.support.rack_faults import link_error, verdict, xid
 from tests.support.virtual_time import played_by
+
+pytestmark = pytest.mark.decorated(by=played_by(play, nodes=2 * RACK))
 
 GRACE = 40.0
 
@@ -30,7 +34,6 @@ def _peer_faults(racks: Racks, number: int) -> None:
     racks.show(number, link_error("GPU-1", now), verdict("GPU-1", now + 0.001))
 
 
-@played_by(play, nodes=2 * RACK)
 async def test_a_peers_fault_within_the_grace_and_a_minute_is_shown_with_the_eviction_and_held(
     racks: Racks,
 ) -> None:
@@ -51,7 +54,6 @@ async def test_a_peers_fault_within_the_grace_and_a_minute_is_shown_with_the_evi
     assert racks.replica.fleet.node_summaries["n5"].decision.hold is None
 
 
-@played_by(play, nodes=2 * RACK)
 async def test_a_peers_fault_after_an_eviction_by_others_is_held_and_an_earlier_one_is_not(
     racks: Racks,
 ) -> None:
@@ -71,7 +73,6 @@ async def test_a_peers_fault_after_an_eviction_by_others_is_held_and_an_earlier_
     )
 
 
-@played_by(play, nodes=2 * RACK)
 async def test_a_pod_that_obeys_its_grace_explains_no_fault_of_a_minute_later(racks: Racks) -> None:
     obeys = PodEnd("n3", "train/rank-3", racks.loop.time(), 3600.0, "evicted from")
     await asyncio.sleep(2)
@@ -82,7 +83,6 @@ async def test_a_pod_that_obeys_its_grace_explains_no_fault_of_a_minute_later(ra
     assert racks.quarantined == {"n5"}
 
 
-@played_by(play, nodes=2 * RACK)
 async def test_a_later_fault_one_of_another_fabric_and_one_of_the_gpu_are_the_nodes_own(
     racks: Racks,
 ) -> None:
@@ -93,7 +93,6 @@ async def test_a_later_fault_one_of_another_fabric_and_one_of_the_gpu_are_the_no
     assert racks.quarantined == {"n3", "n6", f"n{RACK + 1}"}
 
 
-@played_by(play, nodes=2 * RACK)
 async def test_after_the_grace_and_a_minute_a_fault_is_the_peers_own(racks: Racks) -> None:
     await _drain(racks)
     await asyncio.sleep(GRACE + 65)
@@ -102,7 +101,6 @@ async def test_after_the_grace_and_a_minute_a_fault_is_the_peers_own(racks: Rack
     assert racks.quarantined == {"n3", "n5"}
 
 
-@played_by(play, nodes=2 * RACK)
 async def test_two_peers_that_fault_after_an_eviction_are_held_too(racks: Racks) -> None:
     await _drain(racks)
     for number in (5, 6):
@@ -111,7 +109,6 @@ async def test_two_peers_that_fault_after_an_eviction_are_held_too(racks: Racks)
     assert racks.quarantined == {"n3"}
 
 
-@played_by(play, nodes=2 * RACK)
 async def test_the_node_of_the_eviction_is_evaluated_by_its_own_rules(racks: Racks) -> None:
     racks.world.add_pod("n3", "rank-3", grace=GRACE)
     _peer_faults(racks, 3)

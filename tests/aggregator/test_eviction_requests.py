@@ -30,13 +30,16 @@ from aggregator.workloads.eviction_requests import (
     EvictionRequests,
     may_be_requested,
 )
-from tests.aggregator.test_notices import fall_ill, run, world_of
+from tests.aggregator.test_notices import fall_ill, world_of
 from tests.support.drains import GANG
 from tests.support.memory_cluster import World
 from tests.support.notices import WITHIN, started
 from tests.support.replica import Replica
 from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 
 @dataclass
@@ -145,33 +148,30 @@ def ended(world: World) -> tuple[NoticeState, str]:
     return notice.state, notice.message
 
 
-def test_a_request_is_made_once_and_followed_to_the_deadline() -> None:
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects()
-        pod = responding(world)
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await until(lambda: objects.made, within=60)
-        [content] = objects.there.values()
-        assert content["spec"] == {
-            "target": {"pod": {"name": pod.name, "uid": pod.uid}},
-            "requester": REQUESTER,
-            "intent": "Eviction",
-        }
-        [owner] = content["metadata"]["ownerReferences"]
-        assert (owner["kind"], owner["uid"]) == ("Quarantine", world.quarantines["n1"].uid)
-        await asyncio.sleep(WITHIN / 2)
-        assert (world.evicted, ended(world)[0]) == ([], NoticeState.SENT)
-        await replica.stop()
-        replica = begin(world, objects)  # the next controller takes the same one up
-        await fall_ill(replica, "n1")
-        await asyncio.sleep(WITHIN / 3)
-        assert (world.evicted, len(objects.made)) == ([], 1)
-        await until(lambda: world.evicted == ["uid-a"], within=WITHIN)
-        assert ended(world) == (NoticeState.OVER, "no answer by the deadline")
-        await until(lambda: objects.deleted == objects.made, within=60)
-
-    run(scenario)
+async def test_a_request_is_made_once_and_followed_to_the_deadline() -> None:
+    world, objects = world_of("n1"), Objects()
+    pod = responding(world)
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await until(lambda: objects.made, within=60)
+    [content] = objects.there.values()
+    assert content["spec"] == {
+        "target": {"pod": {"name": pod.name, "uid": pod.uid}},
+        "requester": REQUESTER,
+        "intent": "Eviction",
+    }
+    [owner] = content["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Quarantine", world.quarantines["n1"].uid)
+    await asyncio.sleep(WITHIN / 2)
+    assert (world.evicted, ended(world)[0]) == ([], NoticeState.SENT)
+    await replica.stop()
+    replica = begin(world, objects)  # the next controller takes the same one up
+    await fall_ill(replica, "n1")
+    await asyncio.sleep(WITHIN / 3)
+    assert (world.evicted, len(objects.made)) == ([], 1)
+    await until(lambda: world.evicted == ["uid-a"], within=WITHIN)
+    assert ended(world) == (NoticeState.OVER, "no answer by the deadline")
+    await until(lambda: objects.deleted == objects.made, within=60)
 
 
 @pytest.mark.parametrize(
@@ -183,79 +183,66 @@ def test_a_request_is_made_once_and_followed_to_the_deadline() -> None:
         ({"forbidden": True}, "evictionrequests.lifecycle.k8s.io is forbidden"),
     ],
 )
-def test_where_nobody_acts_on_it_the_drain_goes_the_ordinary_way_in_seconds(
+async def test_where_nobody_acts_on_it_the_drain_goes_the_ordinary_way_in_seconds(
     how: dict[str, Any], why: str
 ) -> None:
     """Kubernetes 1.37.2 serves the kind and has no controller."""
-
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects(**how)
-        responding(world)
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        began = asyncio.get_running_loop().time()
-        await until(lambda: world.evicted == ["uid-a"], within=120)
-        assert asyncio.get_running_loop().time() - began < TAKEN_WITHIN + 60
-        state, text = ended(world)
-        assert state is NoticeState.OVER
-        assert text.endswith(why)
-        # A controller that comes later evicts nothing in our name.
-        await until(lambda: not objects.there, within=60)
-        await asyncio.sleep(60)
-        assert objects.acts is False or objects.requests == 0  # none was made
-
-    run(scenario)
+    world, objects = world_of("n1"), Objects(**how)
+    responding(world)
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    began = asyncio.get_running_loop().time()
+    await until(lambda: world.evicted == ["uid-a"], within=120)
+    assert asyncio.get_running_loop().time() - began < TAKEN_WITHIN + 60
+    state, text = ended(world)
+    assert state is NoticeState.OVER
+    assert text.endswith(why)
+    # A controller that comes later evicts nothing in our name.
+    await until(lambda: not objects.there, within=60)
+    await asyncio.sleep(60)
+    assert objects.acts is False or objects.requests == 0  # none was made
 
 
 @pytest.mark.parametrize("how", ["failed", "deleted"])
-def test_a_request_that_failed_or_was_deleted_begins_the_eviction(how: str) -> None:
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects()
-        responding(world)
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await until(lambda: objects.made, within=60)
-        [key] = objects.made
-        if how == "failed":
-            failed = {"type": "Failed", "status": "True", "message": "no responder"}
-            objects.there[key] = {**objects.there[key], "status": {"conditions": [failed]}}
-        else:
-            del objects.there[key]
-        await until(lambda: world.evicted == ["uid-a"], within=WITHIN / 2)
-        assert how in ended(world)[1]
-
-    run(scenario)
+async def test_a_request_that_failed_or_was_deleted_begins_the_eviction(how: str) -> None:
+    world, objects = world_of("n1"), Objects()
+    responding(world)
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await until(lambda: objects.made, within=60)
+    [key] = objects.made
+    if how == "failed":
+        failed = {"type": "Failed", "status": "True", "message": "no responder"}
+        objects.there[key] = {**objects.there[key], "status": {"conditions": [failed]}}
+    else:
+        del objects.there[key]
+    await until(lambda: world.evicted == ["uid-a"], within=WITHIN / 2)
+    assert how in ended(world)[1]
 
 
-def test_its_failure_ends_no_notice_that_the_annotation_has_delivered() -> None:
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects(acts=False)
-        responding(world, "annotated", namespace="elsewhere")
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await until(lambda: objects.deleted, within=60)
-        await asyncio.sleep(WITHIN / 2)
-        assert world.evicted == []
-        await until(lambda: world.evicted == ["uid-annotated"], within=WITHIN)
-
-    run(scenario)
+async def test_its_failure_ends_no_notice_that_the_annotation_has_delivered() -> None:
+    world, objects = world_of("n1"), Objects(acts=False)
+    responding(world, "annotated", namespace="elsewhere")
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await until(lambda: objects.deleted, within=60)
+    await asyncio.sleep(WITHIN / 2)
+    assert world.evicted == []
+    await until(lambda: world.evicted == ["uid-annotated"], within=WITHIN)
 
 
-def test_a_drain_that_is_stopped_withdraws_its_request_and_makes_it_again() -> None:
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects(refuses=3)
-        responding(world)
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await until(lambda: objects.made, within=60)
-        world.person_stops("drill")
-        await until(lambda: objects.deleted == objects.made, within=240)  # past the refusals
-        assert world.evicted == []
-        world.person_stops("")
-        await until(lambda: objects.there, within=120)
-        assert (len(objects.made), world.evicted) == (2, [])
-
-    run(scenario)
+async def test_a_drain_that_is_stopped_withdraws_its_request_and_makes_it_again() -> None:
+    world, objects = world_of("n1"), Objects(refuses=3)
+    responding(world)
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await until(lambda: objects.made, within=60)
+    world.person_stops("drill")
+    await until(lambda: objects.deleted == objects.made, within=240)  # past the refusals
+    assert world.evicted == []
+    world.person_stops("")
+    await until(lambda: objects.there, within=120)
+    assert (len(objects.made), world.evicted) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -265,55 +252,50 @@ def test_a_drain_that_is_stopped_withdraws_its_request_and_makes_it_again() -> N
         GuardUnreadable("the stop switch can't be read"),
     ],
 )
-def test_a_request_that_its_guard_refuses_is_made_in_a_later_round(error: ClusterError) -> None:
+async def test_a_request_that_its_guard_refuses_is_made_in_a_later_round(
+    error: ClusterError,
+) -> None:
     """A place that is lost for a moment is no reason to evict the pod without its notice."""
-
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects(lost_places=2, lost_by=error)
-        responding(world)
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await until(lambda: objects.made, within=60)
-        assert (objects.lost_places, world.evicted) == (0, [])
-        assert ended(world)[0] is NoticeState.SENT
-
-    run(scenario)
+    world, objects = world_of("n1"), Objects(lost_places=2, lost_by=error)
+    responding(world)
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await until(lambda: objects.made, within=60)
+    assert (objects.lost_places, world.evicted) == (0, [])
+    assert ended(world)[0] is NoticeState.SENT
 
 
 @pytest.mark.parametrize("how", ["stopped", "gone", "answered"])
-def test_the_next_controller_withdraws_a_request_that_no_open_notice_needs(how: str) -> None:
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects()
-        responding(world)
-        first = begin(world, objects)
-        await fall_ill(first, "n1")
-        await until(lambda: objects.made, within=60)
-        await first.stop()
-        [key] = objects.made
-        other = {**objects.there[key], "spec": {**objects.there[key]["spec"], "requester": "a/b"}}
-        objects.there["jobs/another"] = other
-        quarantine = world.quarantines["n1"]
-        [notice] = quarantine.status.notices
-        if how == "stopped":
-            world.person_stops("drill")
-        elif how == "answered":
-            over = replace(notice, state=NoticeState.READY)
-            status = replace(quarantine.status, notices=(over,))
-            world.quarantines["n1"] = replace(quarantine, status=status)
-        else:
-            world.quarantines["n1"] = replace(quarantine, deleting=True)
-        second = begin(world, objects)
-        if how == "stopped":
-            await asyncio.sleep(SETTLED - 5)
-            assert objects.deleted == []  # its drain may go on
-        await until(lambda: objects.deleted == [key], within=60)
-        assert list(objects.there) == ["jobs/another"]
-        before = objects.requests
-        await asyncio.sleep(3 * SETTLED)
-        assert objects.requests <= before + 1
-        await second.stop()
-
-    run(scenario)
+async def test_the_next_controller_withdraws_a_request_that_no_open_notice_needs(how: str) -> None:
+    world, objects = world_of("n1"), Objects()
+    responding(world)
+    first = begin(world, objects)
+    await fall_ill(first, "n1")
+    await until(lambda: objects.made, within=60)
+    await first.stop()
+    [key] = objects.made
+    other = {**objects.there[key], "spec": {**objects.there[key]["spec"], "requester": "a/b"}}
+    objects.there["jobs/another"] = other
+    quarantine = world.quarantines["n1"]
+    [notice] = quarantine.status.notices
+    if how == "stopped":
+        world.person_stops("drill")
+    elif how == "answered":
+        over = replace(notice, state=NoticeState.READY)
+        status = replace(quarantine.status, notices=(over,))
+        world.quarantines["n1"] = replace(quarantine, status=status)
+    else:
+        world.quarantines["n1"] = replace(quarantine, deleting=True)
+    second = begin(world, objects)
+    if how == "stopped":
+        await asyncio.sleep(SETTLED - 5)
+        assert objects.deleted == []  # its drain may go on
+    await until(lambda: objects.deleted == [key], within=60)
+    assert list(objects.there) == ["jobs/another"]
+    before = objects.requests
+    await asyncio.sleep(3 * SETTLED)
+    assert objects.requests <= before + 1
+    await second.stop()
 
 
 OWN = "example.com/saver"
@@ -328,50 +310,44 @@ OWN = "example.com/saver"
         ({}, NoticeState.OVER, "nothing acted on its"),
     ],
 )
-def test_an_active_responder_has_time_and_what_it_has_come_to_begins_the_eviction(
+async def test_an_active_responder_has_time_and_what_it_has_come_to_begins_the_eviction(
     states: dict[str, str], state: NoticeState, message: str
 ) -> None:
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects(responders={OWN: "Active", EVICTOR: "Inactive"})
-        responding(world)
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await asyncio.sleep(WITHIN / 2)
-        assert world.evicted == []
-        objects.responders = states
-        await until(lambda: world.evicted == ["uid-a"], within=120)
-        assert ended(world)[0] is state
-        assert message in ended(world)[1]
-        await until(lambda: objects.deleted == objects.made, within=60)
-
-    run(scenario)
+    world, objects = world_of("n1"), Objects(responders={OWN: "Active", EVICTOR: "Inactive"})
+    responding(world)
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await asyncio.sleep(WITHIN / 2)
+    assert world.evicted == []
+    objects.responders = states
+    await until(lambda: world.evicted == ["uid-a"], within=120)
+    assert ended(world)[0] is state
+    assert message in ended(world)[1]
+    await until(lambda: objects.deleted == objects.made, within=60)
 
 
-def test_a_request_of_another_pod_by_this_name_is_neither_followed_nor_deleted() -> None:
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects()
-        responding(world)
+async def test_a_request_of_another_pod_by_this_name_is_neither_followed_nor_deleted() -> None:
+    world, objects = world_of("n1"), Objects()
+    responding(world)
 
-        class Foreign(Objects):
-            async def create(self, *given: Any, **more: Any) -> ClusterObject:
-                raise Conflict("another's")
+    class Foreign(Objects):
+        async def create(self, *given: Any, **more: Any) -> ClusterObject:
+            raise Conflict("another's")
 
-            async def get(self, _: ObjectResource, namespace: str, name: str) -> ClusterObject:
-                foreign = {"spec": {"requester": "a/b", "target": {"pod": {"uid": "uid-a"}}}}
-                return ClusterObject(name, namespace, "u", "1", False, {}, foreign)
+        async def get(self, _: ObjectResource, namespace: str, name: str) -> ClusterObject:
+            foreign = {"spec": {"requester": "a/b", "target": {"pod": {"uid": "uid-a"}}}}
+            return ClusterObject(name, namespace, "u", "1", False, {}, foreign)
 
-        objects = Foreign()
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await until(lambda: world.evicted == ["uid-a"], within=120)
-        assert ended(world)[1].endswith(f"another {KIND.kind} has its name")
-        await asyncio.sleep(60)
-        assert objects.deleted == []
-
-    run(scenario)
+    objects = Foreign()
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await until(lambda: world.evicted == ["uid-a"], within=120)
+    assert ended(world)[1].endswith(f"another {KIND.kind} has its name")
+    await asyncio.sleep(60)
+    assert objects.deleted == []
 
 
-def test_only_a_pod_of_no_gang_that_names_responders_gets_one() -> None:
+async def test_only_a_pod_of_no_gang_that_names_responders_gets_one() -> None:
     pod = responding(world_of("n1"))
     assert may_be_requested((pod,), of_gang=False)
     assert not may_be_requested((pod,), of_gang=True)
@@ -379,13 +355,10 @@ def test_only_a_pod_of_no_gang_that_names_responders_gets_one() -> None:
     assert not may_be_requested((replace(pod, has_responders=False),), of_gang=False)
     assert not may_be_requested((replace(pod, group="g"),), of_gang=False)
 
-    async def scenario() -> None:
-        world, objects = world_of("n1"), Objects()
-        world.add_pod("n1", "plain")
-        responding(world, "rank", labels=GANG)
-        replica = begin(world, objects)
-        await fall_ill(replica, "n1")
-        await until(lambda: len(world.evicted) == 2, within=120)
-        assert objects.made == []
-
-    run(scenario)
+    world, objects = world_of("n1"), Objects()
+    world.add_pod("n1", "plain")
+    responding(world, "rank", labels=GANG)
+    replica = begin(world, objects)
+    await fall_ill(replica, "n1")
+    await until(lambda: len(world.evicted) == 2, within=120)
+    assert objects.made == []

@@ -134,10 +134,12 @@ def on_bench(test: Any, **rules: Any) -> None:
     play(main)
 
 
+pytestmark = pytest.mark.decorated(by=played_by(on_bench))
+
+
 # -- requests -------------------------------------------------------------------------------------
 
 
-@played_by(on_bench)
 async def test_a_pod_goes_and_one_that_may_not_is_asked_again_later_in_the_background(
     bench: Bench,
 ) -> None:
@@ -181,7 +183,6 @@ async def test_a_pod_is_deleted_at_once_when_its_time_is_over_and_once_where_tha
     assert [text for text in bench.told if "is deleted with a grace of 1 s" in text]
 
 
-@played_by(on_bench)
 async def test_nothing_is_sent_for_a_drain_that_is_over(bench: Bench) -> None:
     bench.stands = False
     assert await bench.evictor.evict(DrainPlan(evict=(pod("a"),))) is False
@@ -196,7 +197,6 @@ async def test_nothing_is_sent_for_a_drain_that_is_over(bench: Bench) -> None:
         await bench.evictor.evict(DrainPlan(evict=(pod("a"),)))
 
 
-@played_by(on_bench)
 async def test_what_came_back_is_asked_when_its_wait_is_over_and_its_wait_doubles(
     bench: Bench,
 ) -> None:
@@ -258,7 +258,6 @@ def test_the_rest_of_a_gang_is_looked_for_only_where_it_goes_whole(
     on_bench(test, gangs=gangs)
 
 
-@played_by(on_bench)
 async def test_a_gang_of_one_is_asked_without_a_rehearsal(bench: Bench) -> None:
     alone: Any = SimpleNamespace(gang=Gang("jobs", "spec", "g"), pods=(pod("a"),))
     both: Any = SimpleNamespace(gang=alone.gang, pods=(pod("b"), pod("c")))
@@ -268,7 +267,6 @@ async def test_a_gang_of_one_is_asked_without_a_rehearsal(bench: Bench) -> None:
     assert [one[1] for one in bench.asked[1:]] == ["dry", "dry", "evict", "evict"]
 
 
-@played_by(on_bench)
 async def test_so_many_requests_of_one_node_are_in_flight_at_most(bench: Bench) -> None:
     within: list[int] = [0, 0]
 
@@ -284,7 +282,6 @@ async def test_so_many_requests_of_one_node_are_in_flight_at_most(bench: Bench) 
     assert within == [0, IN_FLIGHT_PER_NODE]
 
 
-@played_by(on_bench)
 async def test_of_a_gang_each_says_why_it_stays(bench: Bench) -> None:
     group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
     bench.answers["b"] = BLOCKED
@@ -327,7 +324,6 @@ async def test_a_gang_whose_dry_runs_admission_refuses_gets_its_real_requests_af
     assert await first(group, []) == [pod("b")]
 
 
-@played_by(on_bench)
 async def test_a_gang_whose_real_request_is_refused_stays_together(bench: Bench) -> None:
     a, b = (pod(name, labels={"job": "g"}) for name in "ab")
     group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(a, b))
@@ -355,7 +351,6 @@ async def test_a_gang_gets_no_real_request_where_the_configuration_forbids_it(be
 # -- who is in the way ----------------------------------------------------------------------------
 
 
-@played_by(on_bench)
 async def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest_first(
     bench: Bench,
 ) -> None:
@@ -379,7 +374,6 @@ async def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest
     assert len(bench.evictor.blockers(many)) == MOST_BLOCKERS
 
 
-@played_by(on_bench)
 async def test_a_pod_in_the_way_is_told_once_and_not_where_its_status_said_so(bench: Bench) -> None:
     known = Blocker("jobs/known", "x", 3.0)
     bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
@@ -399,7 +393,6 @@ async def test_a_pod_in_the_way_is_told_once_and_not_where_its_status_said_so(be
         ((EvictionResult(Evicted.BLOCKED, "x", 20.0),), True, (True, 1.0, True)),
     ],
 )
-@played_by(on_bench)
 async def test_how_long_a_pod_is_left_goes_by_what_refused_it(
     bench: Bench,
     refusals: tuple[EvictionResult, ...],
@@ -493,7 +486,6 @@ def read_of(plan: DrainPlan, now: float = 1000.0, deadline: float = 2000.0) -> A
     return SimpleNamespace(plan=plan, moment=DrainMoment(now, 500.0, deadline), at=now)
 
 
-@played_by(on_bench)
 async def test_progress_is_written_every_few_seconds_and_only_where_it_is_news(
     bench: Bench,
 ) -> None:
@@ -515,7 +507,6 @@ async def test_progress_is_written_every_few_seconds_and_only_where_it_is_news(
     assert bench.told == []
 
 
-@played_by(on_bench)
 async def test_an_error_of_a_request_is_raised_after_the_progress_is_written(bench: Bench) -> None:
     writes: list[Any] = []
     made = drainer_of(bench, writes)

@@ -15,6 +15,8 @@ from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 ILL = snapshot(fault())
 THEIRS = Taint("example.com/rack-work", "", "NoSchedule")
 SHUT_DOWN = Taint("node.cloudprovider.kubernetes.io/shutdown", "", "NoSchedule")
@@ -63,7 +65,6 @@ def in_quarantine(world: World, name: str = "n1") -> bool:
     return phase_of(world, name) is Phase.DRAINED
 
 
-@virtual_time.in_virtual_time
 async def test_a_quarantine_and_one_patch_are_all_requests_until_the_taint() -> None:
     world = one_node(labels={"pool": "a"}, annotations={"keep": "me"})
     cluster = Noting(world)
@@ -74,7 +75,6 @@ async def test_a_quarantine_and_one_patch_are_all_requests_until_the_taint() -> 
     assert world.nodes["n1"].annotations["keep"] == "me"
 
 
-@virtual_time.in_virtual_time
 async def test_the_taints_of_a_pool_are_learned_from_its_first_node() -> None:
     world = one_node(taints=(THEIRS,))
     world.add_node("n2", taints=(THEIRS,))
@@ -121,7 +121,6 @@ def set_during(
     ],
     ids=["taint", "cordon", "label", "release"],
 )
-@virtual_time.in_virtual_time
 async def test_what_others_write_between_is_seen_and_stays(call: str, change: Change) -> None:
     world = one_node()
     fails, done = set_during(world, call, change)
@@ -143,7 +142,6 @@ async def test_what_others_write_between_is_seen_and_stays(call: str, change: Ch
 
 
 @pytest.mark.parametrize("call", ["write_record", "create_quarantine", "patch_node"])
-@virtual_time.in_virtual_time
 async def test_a_node_that_another_party_has_taken_meanwhile_is_not_marked(call: str) -> None:
     world = one_node()
     fails, done = set_during(world, call, lambda node: replace(node, taints=(SHUT_DOWN,)))
@@ -157,7 +155,6 @@ async def test_a_node_that_another_party_has_taken_meanwhile_is_not_marked(call:
     await soon(lambda: in_quarantine(world), within=3600)
 
 
-@virtual_time.in_virtual_time
 async def test_a_failed_withdrawal_leaves_a_quarantine_that_ends_by_itself() -> None:
     """The object is Releasing before it goes, so that the next try is the ordinary undo."""
     world = one_node()
@@ -185,7 +182,6 @@ async def test_a_failed_withdrawal_leaves_a_quarantine_that_ends_by_itself() -> 
     await soon(lambda: in_quarantine(world), within=3600)
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_that_was_replaced_meanwhile_is_not_marked_for_the_older_one() -> None:
     world = one_node()
     done: list[str] = []
@@ -207,7 +203,6 @@ async def test_a_node_that_was_replaced_meanwhile_is_not_marked_for_the_older_on
     )
 
 
-@virtual_time.in_virtual_time
 async def test_a_repeated_quarantine_reads_the_node() -> None:
     """Our own release is newer than the list of nodes."""
     world = one_node()

@@ -28,6 +28,7 @@ from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.present import of_type
 from tests.support.replica import Replica
 from tests.support.virtual_replica import LoopClock
+from tests.support.virtual_time import played_by
 from tests.support.waiting import until
 
 _LEAVES = (str, bytes, int, float, bool, type(None), type, types.ModuleType, types.CodeType)
@@ -178,40 +179,35 @@ def test_a_name_that_the_cluster_never_had_is_forgotten_an_hour_after_its_agent_
     on_a_site(test, lists_all=lists_all)
 
 
-def test_nothing_remembers_a_name_that_was_forgotten() -> None:
+@played_by(on_a_site)
+async def test_nothing_remembers_a_name_that_was_forgotten(site: Site) -> None:
     """Looked for in every container that the controller and the streams reach."""
-
-    async def test(site: Site) -> None:
-        for instance in ["a", "b"] * (RETURNS + 1):  # two agents push each other out
-            stream = await site.attach(STRANGER, instance=instance)
-        assert site.replica.fleet.node_summaries[STRANGER].agent.conflict
-        roots = (site.table, site.replica.controller, site.replica.fleet)
-        assert places_of(STRANGER, *roots), "positive control"
-        stream.close("the test ends it")
-        await site.attach(LISTED)  # it takes the address of the one that left
-        await site.pass_time(FORGOTTEN_AFTER + 2 * REFRESH)
-        assert STRANGER not in site.replica.fleet.node_summaries
-        site.replica.notes.transitions.clear()  # the events that the test remembers
-        assert places_of(STRANGER, *roots) == []
-
-    on_a_site(test)
+    for instance in ["a", "b"] * (RETURNS + 1):  # two agents push each other out
+        stream = await site.attach(STRANGER, instance=instance)
+    assert site.replica.fleet.node_summaries[STRANGER].agent.conflict
+    roots = (site.table, site.replica.controller, site.replica.fleet)
+    assert places_of(STRANGER, *roots), "positive control"
+    stream.close("the test ends it")
+    await site.attach(LISTED)  # it takes the address of the one that left
+    await site.pass_time(FORGOTTEN_AFTER + 2 * REFRESH)
+    assert STRANGER not in site.replica.fleet.node_summaries
+    site.replica.notes.transitions.clear()  # the events that the test remembers
+    assert places_of(STRANGER, *roots) == []
 
 
-def test_a_conflict_whose_agents_are_gone_is_over_and_said_to_be() -> None:
-    async def test(site: Site) -> None:
-        for instance in ["a", "b"] * (RETURNS + 1):
-            stream = await site.attach(LISTED, instance=instance)
-        node_summary = site.replica.fleet.node_summaries[LISTED]
-        assert node_summary.agent.conflict
-        stream.close("the test ends it")
-        await site.pass_time(max(LINGER, CALM) + 5)
-        assert node_summary.agent.conflict == ""
-        assert len(site.table._conflicts) == 0
-        await site.attach(LISTED, instance="c")
-        assert node_summary.agent.conflict == ""
-        assert places_of(LISTED, site.replica.controller.parts.agent_events._unrecorded) == []
-
-    on_a_site(test)
+@played_by(on_a_site)
+async def test_a_conflict_whose_agents_are_gone_is_over_and_said_to_be(site: Site) -> None:
+    for instance in ["a", "b"] * (RETURNS + 1):
+        stream = await site.attach(LISTED, instance=instance)
+    node_summary = site.replica.fleet.node_summaries[LISTED]
+    assert node_summary.agent.conflict
+    stream.close("the test ends it")
+    await site.pass_time(max(LINGER, CALM) + 5)
+    assert node_summary.agent.conflict == ""
+    assert len(site.table._conflicts) == 0
+    await site.attach(LISTED, instance="c")
+    assert node_summary.agent.conflict == ""
+    assert places_of(LISTED, site.replica.controller.parts.agent_events._unrecorded) == []
 
 
 def test_what_is_said_sparingly_is_remembered_of_the_latest_only() -> None:

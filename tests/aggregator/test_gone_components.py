@@ -21,6 +21,8 @@ from tests.support.present import present
 from tests.support.replica import Replica
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 MOUNT = "/data"
 
 
@@ -81,7 +83,6 @@ async def _quarantined(agent: PlayedAgent, replica: Replica, world: World) -> No
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["agent stays", "agent restarts"])
-@virtual_time.in_virtual_time
 async def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_in_the_end(
     *, restarts: bool
 ) -> None:
@@ -104,7 +105,6 @@ async def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_i
     assert agent.latch.unacked.gone == []
 
 
-@virtual_time.in_virtual_time
 async def test_a_delta_that_nobody_acknowledged_is_told_again_to_the_next_controller() -> None:
     """The one before had received it, and died before it was durable."""
     world = World()
@@ -122,7 +122,6 @@ async def test_a_delta_that_nobody_acknowledged_is_told_again_to_the_next_contro
     await soon(lambda: phase_of(world, "n1") is None)
 
 
-@virtual_time.in_virtual_time
 async def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine() -> None:
     world = World()
     world.add_node("n1", boot_id="boot-1")
@@ -145,7 +144,6 @@ async def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine
 
 
 @pytest.mark.parametrize("how", ["replaced", "named"])
-@virtual_time.in_virtual_time
 async def test_a_gpu_that_was_replaced_or_got_a_name_in_a_boot_releases_its_node(how: str) -> None:
     world = World()
     world.add_node("n1", boot_id="boot-1")

@@ -42,6 +42,8 @@ from tests.support.replica import shipped_policy
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 POLICY = shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset, ticket]}\n")
 PLUGIN, DCGM = "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.dcgm"
 #: As the operator labels a node. One operand is off by the site's own will.
@@ -158,7 +160,6 @@ class GpuSite(Site):
         return {key: self.labels.get(key) for key in LABELS} == LABELS
 
 
-@in_virtual_time
 async def test_the_reset_is_ordered_when_the_operands_are_gone_and_they_run_again_after_it() -> (
     None
 ):
@@ -174,7 +175,6 @@ async def test_the_reset_is_ordered_when_the_operands_are_gone_and_they_run_agai
     site.check()
 
 
-@in_virtual_time
 async def test_while_the_operands_go_their_pods_are_named() -> None:
     site = GpuSite(stays=True)
     site.start()
@@ -191,7 +191,6 @@ async def test_while_the_operands_go_their_pods_are_named() -> None:
     assert site.held_at_order[0] != []
 
 
-@in_virtual_time
 async def test_without_the_setting_no_label_is_touched() -> None:
     site = GpuSite(pauses=False)
     site.start()
@@ -200,7 +199,6 @@ async def test_without_the_setting_no_label_is_touched() -> None:
     assert site.held_at_order[0] != []
 
 
-@in_virtual_time
 async def test_in_mode_observe_no_label_is_touched() -> None:
     site = GpuSite()
     site.mode = RepairMode.OBSERVE
@@ -213,7 +211,6 @@ async def test_in_mode_observe_no_label_is_touched() -> None:
 @pytest.mark.parametrize(
     "end", ["failed", "refused", "deadline", "cancelled", "cancelled before", "release"]
 )
-@in_virtual_time
 async def test_the_operands_run_again_at_every_end(end: str) -> None:
     site = GpuSite(stays=end == "cancelled before")
     if end == "refused":
@@ -235,7 +232,6 @@ async def test_the_operands_run_again_at_every_end(end: str) -> None:
 
 
 @pytest.mark.parametrize("lost", ["pause_gpu_operator", "the repairer"])
-@in_virtual_time
 async def test_the_operands_run_again_though_a_restart_has_lost_their_setting(lost: str) -> None:
     """Else the GPUs that are missing with them would hold the node's release."""
     site = GpuSite()
@@ -251,7 +247,6 @@ async def test_the_operands_run_again_though_a_restart_has_lost_their_setting(lo
     assert site.world.quarantines
 
 
-@in_virtual_time
 async def test_the_end_is_written_when_the_operands_can_run_again() -> None:
     site = GpuSite()
     fails: list[str] = []
@@ -288,7 +283,6 @@ async def test_a_controller_that_has_lost_its_place_ends_no_attempt_while_operan
 
 
 @pytest.mark.parametrize("after", [False, True])
-@in_virtual_time
 async def test_death_at_any_call_leaves_no_operand_stopped(*, after: bool) -> None:
     """The process dies before or after each of its calls; the next one finishes."""
     paused = 0

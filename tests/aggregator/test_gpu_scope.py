@@ -34,6 +34,8 @@ from tests.support.replica import POLICY, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 BAD = "GPU-1"
 SCOPE_FOR = 7200.0
 RULES = DrainRules(gpu_scope_for=SCOPE_FOR)
@@ -266,7 +268,6 @@ async def begun(world: World, code: str = "xid:48", reports: GpuReports | None =
     return replica
 
 
-@virtual_time.in_virtual_time
 async def test_other_work_ends_by_itself_and_only_then_the_node_is_drained() -> None:
     world = world_of(USER, OTHER, PLAIN)
     replica = await begun(world)
@@ -287,7 +288,6 @@ async def test_other_work_ends_by_itself_and_only_then_the_node_is_drained() -> 
     assert world.evicted == ["uid-user", "uid-plain"]
 
 
-@virtual_time.in_virtual_time
 async def test_a_second_fault_of_the_whole_node_and_the_end_of_the_time_evict_the_rest() -> None:
     world = world_of(USER, OTHER)
     replica = await begun(world)
@@ -302,14 +302,12 @@ async def test_a_second_fault_of_the_whole_node_and_the_end_of_the_time_evict_th
     assert sorted(world.evicted) == ["uid-other", "uid-user"]
 
 
-@virtual_time.in_virtual_time
 async def test_a_rule_without_the_scope_drains_the_whole_node() -> None:
     world = world_of(USER, OTHER)
     await begun(world, "xid:79")
     await until(lambda: len(world.evicted) == 2, within=60)
 
 
-@virtual_time.in_virtual_time
 async def test_the_reports_of_the_agent_are_read_at_the_fault_and_seldom_after_it() -> None:
     world = world_of(BLIND_USER, BLIND_OTHER)
     reports = PodReports(reported(*BOTH))
@@ -328,7 +326,6 @@ async def test_the_reports_of_the_agent_are_read_at_the_fault_and_seldom_after_i
     assert texts == ["n1: the scope of the drain is the node, not the GPU: jobs/other: no answer"]
 
 
-@virtual_time.in_virtual_time
 async def test_the_next_controller_evicts_no_wider_while_no_agent_answers_it() -> None:
     world = world_of(BLIND_USER, BLIND_OTHER)
     replica = await begun(world, reports=PodReports(reported(*BOTH)))
@@ -347,7 +344,6 @@ async def test_the_next_controller_evicts_no_wider_while_no_agent_answers_it() -
 
 
 @pytest.mark.parametrize("more", [254, 256])
-@virtual_time.in_virtual_time
 async def test_of_more_pods_than_the_record_has_room_for_the_next_controller_reports_it(
     more: int,
 ) -> None:
@@ -381,7 +377,6 @@ def test_a_record_counts_for_its_gpus_and_pods_alone_and_for_an_hour() -> None:
     assert not covers(known, frozenset({BAD, "GPU-2"}), both, 1000.0)
 
 
-@virtual_time.in_virtual_time
 async def test_readers_of_different_pods_and_many_new_pods_lead_to_few_requests() -> None:
     reports, clock = PodReports(reported(*BOTH)), Running()
     reader = PodGpuReader(reports, Clocks(clock, clock))
@@ -395,7 +390,6 @@ async def test_readers_of_different_pods_and_many_new_pods_lead_to_few_requests(
     assert clock() - began >= 9 * APART
 
 
-@virtual_time.in_virtual_time
 async def test_without_a_report_the_whole_node_is_drained() -> None:
     world = world_of(BLIND_USER, BLIND_OTHER)
     await begun(world)

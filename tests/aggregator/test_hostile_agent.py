@@ -23,6 +23,8 @@ from tests.support.present import present
 from tests.support.replica import FakeLine, Replica, component, fault, hello, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 NODES = 50
 ORDINARY = [component("disk-space", f"/mnt/{n}", Status.OK) for n in range(40)]
 
@@ -45,7 +47,6 @@ def _cost(replica: Replica, node: str, delta: Delta) -> float:
 
 
 @pytest.mark.parametrize("kind", hostile.KINDS)
-@virtual_time.in_virtual_time
 async def test_the_last_of_many_hostile_deltas_costs_no_more_than_the_first_ones(kind: str) -> None:
     """Work is linear in the message, and in a node's state, which is bounded."""
     _, replica = await _fleet()
@@ -60,7 +61,6 @@ async def test_the_last_of_many_hostile_deltas_costs_no_more_than_the_first_ones
 
 
 @pytest.mark.parametrize("kind", hostile.KINDS)
-@virtual_time.in_virtual_time
 async def test_a_hostile_delta_costs_some_ordinary_ones_for_each_of_its_entries(kind: str) -> None:
     _, replica = await _fleet()
     for number in range(8):  # until its state is as full as it gets
@@ -78,7 +78,6 @@ async def test_a_hostile_delta_costs_some_ordinary_ones_for_each_of_its_entries(
     assert hostiles < max(entries, 200) * twenty / 20
 
 
-@virtual_time.in_virtual_time
 async def test_one_agent_that_says_all_it_can_does_not_fill_the_memory() -> None:
     _, replica = await _fleet()
     deltas = hostile.all_kinds()
@@ -98,7 +97,6 @@ async def test_one_agent_that_says_all_it_can_does_not_fill_the_memory() -> None
     assert len(health.cleared) <= limits.MAX_GONE
 
 
-@virtual_time.in_virtual_time
 async def test_beside_a_hostile_agent_an_honest_node_is_drained_and_the_hostile_one_too() -> None:
     world, replica = await _fleet()
     deltas = hostile.all_kinds()
@@ -130,7 +128,6 @@ def test_signs_that_nobody_shows_any_more_are_forgotten() -> None:
     assert causes._signs == {}
 
 
-@virtual_time.in_virtual_time
 async def test_what_a_hello_does_not_name_is_no_sign_and_signs_of_one_node_are_bounded() -> None:
     _, replica = await _fleet()
     named = CheckOff("disk-space", 10.0, "")
@@ -158,7 +155,6 @@ def test_the_faults_that_an_agent_has_lost_are_bounded_and_those_that_it_has_go_
     assert sum(not one.missing for one in health.faults.values()) == 400
 
 
-@virtual_time.in_virtual_time
 async def test_what_an_incident_is_on_stays_in_force_though_its_fault_had_no_room() -> None:
     world, replica = await _fleet()
     replica.agent("n1", snapshot(fault("xid:79")))

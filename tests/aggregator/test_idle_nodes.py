@@ -43,10 +43,11 @@ from tests.support.replica import fault, shipped_policy
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
 
 
-@in_virtual_time
 async def test_an_idle_node_is_tested_and_again_when_its_verdict_is_old() -> None:
     site = IdleNodes()
     site.start()
@@ -68,7 +69,6 @@ async def test_an_idle_node_is_tested_and_again_when_its_verdict_is_old() -> Non
     assert site.world.quarantines == {}
 
 
-@in_virtual_time
 async def test_a_node_in_use_is_not_tested_until_its_work_is_gone() -> None:
     site = IdleNodes()
     site.world.add_pod("n1", "work")
@@ -102,7 +102,6 @@ class SlowIdleNodes(IdleNodes):
         return replace(settings, repairers={"test": slow}, node_owner_kinds=kinds)
 
 
-@in_virtual_time
 async def test_a_process_outside_of_the_cluster_keeps_a_test_away() -> None:
     site, agent = IdleNodes(), GpuReports("slurmstepd (pid 7) has /dev/nvidia0 open")
     site.gpu_use = agent.requests
@@ -117,7 +116,6 @@ async def test_a_process_outside_of_the_cluster_keeps_a_test_away() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_a_pod_of_a_sites_own_node_owners_is_no_work_at_any_check() -> None:
     site = SlowIdleNodes()
     site.world.add_pod("n1", "driver", owner_kind="AdvancedDaemonSet")
@@ -125,7 +123,6 @@ async def test_a_pod_of_a_sites_own_node_owners_is_no_work_at_any_check() -> Non
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
 
 
-@in_virtual_time
 async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits() -> None:
     """Each has the agents of one half, and so has nodes of its own to choose from."""
     names = tuple(f"n{number}" for number in range(6))
@@ -146,7 +143,6 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_the_last_of_many_failure_domains_counts_too() -> None:
     """Its clique, which comes after all labels of places."""
     site = IdleNodes("n1", "n2", racks={"n1": "one", "n2": "one"}, verdicts=(GOING,))
@@ -160,7 +156,6 @@ async def test_the_last_of_many_failure_domains_counts_too() -> None:
     assert len(parse_record(site.world.record.text).node_tests) == 1
 
 
-@in_virtual_time
 async def test_a_test_without_a_verdict_keeps_the_standing_and_is_tried_after_growing_pauses() -> (
     None
 ):
@@ -183,7 +178,6 @@ async def test_a_test_without_a_verdict_keeps_the_standing_and_is_tried_after_gr
     await site.settles(lambda: site.last_test()["state"] == "Succeeded", within=7 * HOUR)
 
 
-@in_virtual_time
 async def test_a_pod_that_waits_behind_work_is_taken_back() -> None:
     waits = RepairAnswer(AnswerState.TAKEN, "Unschedulable: Insufficient nvidia.com/gpu")
     site = IdleNodes(verdicts=(waits,))
@@ -197,7 +191,6 @@ async def test_a_pod_that_waits_behind_work_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("died", [False, True])
-@in_virtual_time
 async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failure_is_known(
     died: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
@@ -225,7 +218,6 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
     site.check()
 
 
-@in_virtual_time
 async def test_a_failure_is_not_forgotten_while_the_nodes_can_not_be_listed() -> None:
     site = IdleNodes(verdicts=(FAILED,))
     site.start()
@@ -244,7 +236,6 @@ async def test_a_failure_is_not_forgotten_while_the_nodes_can_not_be_listed() ->
     assert site.last_test()["state"] == "Failed"
 
 
-@in_virtual_time
 async def test_an_earlier_test_that_a_person_deletes_is_gone_at_once() -> None:
     site = IdleNodes()
     site.start()
@@ -255,7 +246,6 @@ async def test_an_earlier_test_that_a_person_deletes_is_gone_at_once() -> None:
     assert list(site.world.operations.by_name) == [own_test(2)]
 
 
-@in_virtual_time
 async def test_two_installations_count_their_own_tests_of_a_node() -> None:
     """Each has its own operations, verdict and numbers, and leaves those of the other."""
     site = IdleNodes(verdicts=(FAILED, PASSED))
@@ -275,7 +265,6 @@ async def test_two_installations_count_their_own_tests_of_a_node() -> None:
     assert theirs.name in site.world.operations.by_name
 
 
-@in_virtual_time
 async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
     site = IdleNodes(verdicts=(FAILED, NOTHING, PASSED))
     site.start()
@@ -292,7 +281,6 @@ async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
     assert site.condition() == ("True", "TestPassed")
 
 
-@in_virtual_time
 async def test_the_evidence_outlives_a_restart_and_ends_with_another_boot() -> None:
     site = IdleNodes(verdicts=(FAILED,))
     site.start()
@@ -305,7 +293,6 @@ async def test_the_evidence_outlives_a_restart_and_ends_with_another_boot() -> N
     site.check()
 
 
-@in_virtual_time
 async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_good() -> None:
     site = IdleNodes(verdicts=(FAILED, PASSED))
     site.policy = CORDONS
@@ -323,7 +310,6 @@ async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_g
     site.check()
 
 
-@in_virtual_time
 async def test_a_person_who_releases_such_a_node_is_believed_until_the_next_test() -> None:
     site = IdleNodes(verdicts=(FAILED, NOTHING))
     site.policy = CORDONS
@@ -343,7 +329,6 @@ async def test_a_person_who_releases_such_a_node_is_believed_until_the_next_test
     site.check()
 
 
-@in_virtual_time
 async def test_a_quarantine_ends_the_test_of_an_idle_node() -> None:
     site = IdleNodes(verdicts=(GOING,))
     site.start()
@@ -354,7 +339,6 @@ async def test_a_quarantine_ends_the_test_of_an_idle_node() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_a_startup_taint_ends_the_idle_test_and_only_the_new_nodes_test_removes_it() -> None:
     site = IdleNodes(verdicts=(GOING,))
     site.rules = {"taint": KEY, "profile": "standard"}
@@ -369,7 +353,6 @@ async def test_a_startup_taint_ends_the_idle_test_and_only_the_new_nodes_test_re
     assert [one for one in site.program.wrong if "limit" in one] == []
 
 
-@in_virtual_time
 async def test_the_pass_of_an_idle_test_removes_no_startup_taint_that_came_meanwhile() -> None:
     site = IdleNodes(verdicts=(PASSED, GOING))
     site.rules = {"taint": KEY, "profile": "standard"}
@@ -388,7 +371,6 @@ async def test_the_pass_of_an_idle_test_removes_no_startup_taint_that_came_meanw
     assert site.program.orders[-1].profile == "standard"
 
 
-@in_virtual_time
 async def test_in_mode_observe_no_idle_node_is_tested() -> None:
     site = IdleNodes("n1", "n2")
     site.mode = RepairMode.OBSERVE
@@ -400,7 +382,6 @@ async def test_in_mode_observe_no_idle_node_is_tested() -> None:
 
 
 @pytest.mark.parametrize("against", ["stop", "exempt", "observe", "evidence", "cordon", "silent"])
-@in_virtual_time
 async def test_what_speaks_against_the_test_of_an_idle_node(against: str) -> None:
     site = IdleNodes()
     prevent(site, against)
@@ -412,7 +393,6 @@ async def test_what_speaks_against_the_test_of_an_idle_node(against: str) -> Non
     assert site.world.operations.by_name == {}
 
 
-@in_virtual_time
 async def test_without_the_section_no_node_is_listed() -> None:
     site = IdleNodes()
     site.idle = None
@@ -423,7 +403,6 @@ async def test_without_the_section_no_node_is_listed() -> None:
     assert site.world.writes == []
 
 
-@in_virtual_time
 async def test_an_idle_test_holds_no_new_node_and_none_of_those_it() -> None:
     site = IdleNodes("n1", "n2", "n3", verdicts=(GOING,))
     assert site.idle is not None

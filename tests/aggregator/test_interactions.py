@@ -62,6 +62,8 @@ from tests.support.replica import (
 )
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 ILL = snapshot(fault())
 
 
@@ -71,7 +73,6 @@ def one_node(name: str = "n1", **changes: object) -> World:
     return world
 
 
-@virtual_time.in_virtual_time
 async def test_a_sign_about_something_else_is_acknowledged_while_a_budget_holds_up_the_drain() -> (
     None
 ):
@@ -86,7 +87,6 @@ async def test_a_sign_about_something_else_is_acknowledged_while_a_budget_holds_
         await durable
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_that_was_taken_back_from_a_pinned_node_that_is_ill_asks_for_little() -> None:
     world = one_node(annotations={FORCE: "cordon look at fan 3", PIN: "RMA"})
     replica = Replica(world, clock=Running())
@@ -99,7 +99,6 @@ async def test_a_force_that_was_taken_back_from_a_pinned_node_that_is_ill_asks_f
     assert replica.cluster.calls - before < 200
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_that_comes_again_while_a_pin_held_the_release_is_carried_out() -> None:
     world = one_node(annotations={FORCE: "drain fan 3", PIN: "RMA"})
     world.budget_blocks.add(world.add_pod("n1", "a").uid)
@@ -117,7 +116,6 @@ async def test_a_force_that_comes_again_while_a_pin_held_the_release_is_carried_
     "text",
     ['[["xid:48","GPU-1",Infinity]]', '[["xid:79","GPU-1",1' + "0" * 400 + "]]"],
 )
-@virtual_time.in_virtual_time
 async def test_nonsense_in_the_memory_of_releases_holds_up_no_release(text: str) -> None:
     world = one_node(annotations={RELEASE_HISTORY: text})
     replica = Replica(world, clock=Running())
@@ -142,7 +140,6 @@ class Interrupted(MemoryCluster):
         return await super().read_node(name, cached=cached, background=background)
 
 
-@virtual_time.in_virtual_time
 async def test_a_fault_that_comes_during_the_last_look_keeps_the_node_in() -> None:
     world = one_node()
     cluster = Interrupted(world)
@@ -167,7 +164,6 @@ class Endless:
         return HookAnswer(HookResult.FAILED, "too late")
 
 
-@virtual_time.in_virtual_time
 async def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_release() -> None:
     world = one_node()
     world.add_node("n2")
@@ -199,7 +195,6 @@ async def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_re
     assert "n1" not in world.quarantines
 
 
-@virtual_time.in_virtual_time
 async def test_an_entry_whose_node_is_no_more_takes_no_place_for_ever() -> None:
     world = one_node()
     text = dump_record(Record().enter([Entry("gone", "i", "", "drain", 900.0)], "h"))
@@ -208,7 +203,6 @@ async def test_an_entry_whose_node_is_no_more_takes_no_place_for_ever() -> None:
     await soon(lambda: not parse_record(world.record.text).entries)
 
 
-@virtual_time.in_virtual_time
 async def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
     world = one_node()
     replica = Replica(world, clock=Running())
@@ -232,7 +226,6 @@ async def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
     assert not parse_record(world.record.text).entries
 
 
-@virtual_time.in_virtual_time
 async def test_what_failed_just_before_an_agent_fell_silent_begins_nothing() -> None:
     world = one_node()
     replica = await Replica(world, clock=Running()).ready()
@@ -245,7 +238,6 @@ async def test_what_failed_just_before_an_agent_fell_silent_begins_nothing() -> 
     assert world.quarantines == {}
 
 
-@virtual_time.in_virtual_time
 async def test_what_nobody_expected_is_said_and_its_node_is_seen_to_again() -> None:
     world = one_node()
     broken = [True]
@@ -284,7 +276,6 @@ def test_what_no_machine_has_fits_into_its_object_and_annotations_all_the_same()
     virtual_time.run(main())
 
 
-@virtual_time.in_virtual_time
 async def test_the_fleet_is_listed_without_holding_up_anything_else() -> None:
     world = World()
     for number in range(2000):
@@ -307,7 +298,6 @@ async def test_the_fleet_is_listed_without_holding_up_anything_else() -> None:
     beside.cancel()
 
 
-@virtual_time.in_virtual_time
 async def test_who_came_to_the_node_while_the_hook_ran_is_seen_before_the_first_eviction() -> None:
     world = one_node()
     world.add_pod("n1", "a")
@@ -329,7 +319,6 @@ async def test_who_came_to_the_node_while_the_hook_ran_is_seen_before_the_first_
     assert world.evicted == []
 
 
-@virtual_time.in_virtual_time
 async def test_a_storm_of_silence_puts_off_no_look_at_a_node_that_is_drained() -> None:
     world = one_node()
     for number in range(400):
@@ -361,7 +350,6 @@ class Rounding(MemoryCluster):
         return await super().write_quarantine_status(quarantine, stored)
 
 
-@virtual_time.in_virtual_time
 async def test_a_drain_that_waits_for_a_budget_writes_only_when_it_was_last_read() -> None:
     world = one_node()
     world.budget_blocks.add(world.add_pod("n1", "a").uid)
@@ -385,7 +373,6 @@ def test_a_record_that_makes_no_sense_is_said_to_make_none(at: str) -> None:
         parse_record('{"entries":{},"policyHash":"","admissions":[' + at + "]}")
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_whose_quarantine_is_taken_away_past_its_finalizer_is_over() -> None:
     world = one_node(annotations={FORCE: "cordon fan 3"})
     Replica(world, clock=Running())
@@ -397,7 +384,6 @@ async def test_a_force_whose_quarantine_is_taken_away_past_its_finalizer_is_over
     assert world.quarantines == {}
 
 
-@virtual_time.in_virtual_time
 async def test_a_hook_that_wants_to_be_asked_much_later_is_given_up_in_its_time() -> None:
     world = one_node()
 
@@ -425,7 +411,6 @@ class NoTransitions:
         return []
 
 
-@virtual_time.in_virtual_time
 async def test_a_history_that_was_lost_releases_nobody() -> None:
     world = one_node()
     policy = shipped_policy("rules: [{name: lemon, action: cordon}]\n")
@@ -471,7 +456,6 @@ def test_a_recorder_remembers_no_more_than_so_many_names_of_one_node() -> None:
     assert rows
 
 
-@virtual_time.in_virtual_time
 async def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
     world = World()
     counted = 0
@@ -507,7 +491,6 @@ async def recover_while_its_driver_starts(world: World, replica: Replica) -> Com
 
 
 @pytest.mark.parametrize("changes", [1, 500])
-@virtual_time.in_virtual_time
 async def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(changes: int) -> None:
     """Not at each of them: a check reads the node, and an agent may tell a change each moment."""
     world = one_node()
@@ -534,7 +517,6 @@ async def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(cha
         ("gpu-inventory", (Status.UNKNOWN, Status.FAILED), 60),
     ],
 )
-@virtual_time.in_virtual_time
 async def test_checks_that_change_for_ever_read_a_node_whose_release_is_held_seldom(
     check: str, statuses: tuple[Status, ...], most: int
 ) -> None:
@@ -554,7 +536,6 @@ async def test_checks_that_change_for_ever_read_a_node_whose_release_is_held_sel
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@virtual_time.in_virtual_time
 async def test_checks_that_change_while_a_hold_is_written_are_seen_soon(*, fails: bool) -> None:
     """``fails``: the write does, once."""
     world, written = one_node(), asyncio.Event()
@@ -583,7 +564,6 @@ async def test_checks_that_change_while_a_hold_is_written_are_seen_soon(*, fails
     assert asyncio.get_running_loop().time() - begun < 10.0
 
 
-@virtual_time.in_virtual_time
 async def test_what_held_a_release_is_forgotten_with_its_quarantine() -> None:
     world = one_node(annotations={PIN: "RMA"})
     replica = Replica(world, clock=Running())

@@ -22,6 +22,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 ILL = snapshot(fault())
 WELL = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
 RULES = RestoreRules()
@@ -90,7 +92,6 @@ def missing(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize(("removed", "names"), REMOVALS.values(), ids=REMOVALS)
-@in_virtual_time
 async def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_after_the_grace(
     removed: Callable[[Node], Node], names: set[str]
 ) -> None:
@@ -127,7 +128,6 @@ async def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_afte
     assert not node.unschedulable
 
 
-@in_virtual_time
 async def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_told() -> None:
     world = World()
     replica = await drained(world)
@@ -153,7 +153,6 @@ async def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_tol
     assert not world.nodes["n1"].unschedulable
 
 
-@in_virtual_time
 async def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() -> None:
     world = World()
     replica = await drained(world)
@@ -167,7 +166,6 @@ async def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() ->
     assert marks is None or marks.restored == 0
 
 
-@in_virtual_time
 async def test_a_tool_that_removes_and_adds_marks_ten_times_a_second_costs_few_requests() -> None:
     world = World()
     replica = await drained(world)
@@ -183,7 +181,6 @@ async def test_a_tool_that_removes_and_adds_marks_ten_times_a_second_costs_few_r
 
 
 @pytest.mark.parametrize("how", ["stopped", "observe", "exempt", "maintained"])
-@in_virtual_time
 async def test_a_restore_is_an_act_and_waits_for_leave_to_act(how: str) -> None:
     world = World()
     replica = await drained(world)
@@ -213,7 +210,6 @@ async def test_a_restore_is_an_act_and_waits_for_leave_to_act(how: str) -> None:
         await until(lambda: is_whole(world))
 
 
-@in_virtual_time
 async def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count() -> None:
     world = World()
     replica = await drained(world)
@@ -238,7 +234,6 @@ async def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count()
 
 
 @pytest.mark.parametrize("key", [LABEL, APPLIED])
-@in_virtual_time
 async def test_the_list_of_nodes_tells_of_a_label_or_annotation_where_the_watch_did_not(
     key: str,
 ) -> None:
@@ -248,7 +243,6 @@ async def test_the_list_of_nodes_tells_of_a_label_or_annotation_where_the_watch_
     await until(lambda: missing(world), within=REFRESH + 10)
 
 
-@in_virtual_time
 async def test_an_uncordon_is_a_release_also_where_marks_are_missing() -> None:
     world = World()
     await drained(world)

@@ -23,6 +23,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 THEIRS = "remediation.medik8s.io/exclude-from-remediation"
 
 
@@ -43,7 +45,6 @@ async def marked(
     return replica
 
 
-@in_virtual_time
 async def test_the_condition_that_came_before_the_end_of_the_drain_costs_no_read() -> None:
     world = world_with()
     replica = await marked(world, Noted(world))
@@ -52,7 +53,6 @@ async def test_the_condition_that_came_before_the_end_of_the_drain_costs_no_read
     assert replica.cluster.asked["read_node"] == 0
 
 
-@in_virtual_time
 async def test_a_sign_is_acknowledged_before_the_node_is_proved_empty() -> None:
     world = world_with()
     replica = await marked(world, Noted(world))
@@ -62,7 +62,6 @@ async def test_a_sign_is_acknowledged_before_the_node_is_proved_empty() -> None:
     assert phase_of(world, "n1") is Phase.DRAINING
 
 
-@in_virtual_time
 async def test_an_edit_of_the_quarantine_meanwhile_doubles_no_transition() -> None:
     world = world_with()
     replica = await marked(world, Noted(world))
@@ -74,7 +73,6 @@ async def test_an_edit_of_the_quarantine_meanwhile_doubles_no_transition() -> No
     assert [told.count(f"quarantine.{kind}") for kind in kinds] == [1, 1, 1]
 
 
-@in_virtual_time
 async def test_the_pods_of_a_node_that_a_person_quarantines_are_read_by_its_drain_alone() -> None:
     """One read is no proof there, so the drain reads them twice after its begin."""
     world = world_with()
@@ -86,7 +84,6 @@ async def test_the_pods_of_a_node_that_a_person_quarantines_are_read_by_its_drai
     assert len(cluster.polled_at) == 2
 
 
-@in_virtual_time
 async def test_the_pods_of_a_node_that_was_found_empty_are_read_again_after_5_minutes() -> None:
     """Also where the node was polled long ago, for an earlier quarantine."""
     world = world_with()
@@ -122,7 +119,6 @@ def _uncordons(world: World) -> None:
 
 @pytest.mark.parametrize("pods", [0, 1])
 @pytest.mark.parametrize("ends", [_deletes, _uncordons])
-@in_virtual_time
 async def test_a_release_does_not_wait_for_the_turn_of_a_phase(
     ends: Callable[[World], None], pods: int
 ) -> None:
@@ -161,7 +157,6 @@ def test_a_phase_that_the_watch_shows_before_its_answer_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-@in_virtual_time
 async def test_an_uncordon_is_not_undone_where_the_status_of_the_marks_can_not_be_written(
     *, dies: bool
 ) -> None:

@@ -27,10 +27,11 @@ from tests.aggregator.test_node_actions import made
 from tests.support.node_states import set_fields
 from tests.support.replica import all_in_mode
 
+pytestmark = pytest.mark.decorated(by=with_back)
+
 # -- lost marks -----------------------------------------------------------------------------------
 
 
-@with_back
 async def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_is_new(
     bench: Back,
 ) -> None:
@@ -64,7 +65,6 @@ async def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_i
     assert "another tool or person has set them again: taint" in bench.notes.transitions[2].summary
 
 
-@with_back
 async def test_a_drains_message_is_not_replaced_by_that_of_lost_marks(bench: Back) -> None:
     await bench.marked(
         Phase.DRAINED, message="drained", marks=MarksStatus(restored=2, restored_at=4900.0)
@@ -81,7 +81,6 @@ async def test_a_drains_message_is_not_replaced_by_that_of_lost_marks(bench: Bac
     assert bench.now().status.message == "drained"
 
 
-@with_back
 async def test_marks_are_set_again_counted_and_told(bench: Back) -> None:
     await bench.marked()
     labels = {k: v for k, v in bench.world.nodes["n1"].labels.items() if k != LABEL}
@@ -102,7 +101,6 @@ async def test_marks_are_set_again_counted_and_told(bench: Back) -> None:
     assert bench.world.writes[before:] == [], "none is missing"
 
 
-@with_back
 async def test_a_missing_condition_alone_costs_no_patch(bench: Back) -> None:
     await bench.marked()
     bench.world.set_node(replace(bench.world.nodes["n1"], condition="False"))
@@ -115,7 +113,6 @@ async def test_a_missing_condition_alone_costs_no_patch(bench: Back) -> None:
     assert CONDITION in ALL_MARKS
 
 
-@with_back
 async def test_a_restore_is_refused_where_we_may_not_act(bench: Back) -> None:
     await bench.marked()
     bench.labelled({})
@@ -125,7 +122,6 @@ async def test_a_restore_is_refused_where_we_may_not_act(bench: Back) -> None:
     assert LABEL not in bench.world.nodes["n1"].labels
 
 
-@with_back
 async def test_marks_of_a_quarantine_by_hand_are_set_again_also_beside_others_work(
     bench: Back,
 ) -> None:
@@ -149,7 +145,6 @@ async def test_marks_of_a_quarantine_by_hand_are_set_again_also_beside_others_wo
     assert not bench.restorer._may(node_state, node, theirs)
 
 
-@with_back
 async def test_stray_marks_get_their_quarantine_again_and_stay(bench: Back) -> None:
     await strayed(bench)
     bench.world.nodes["n1"] = replace(bench.world.nodes["n1"])
@@ -177,7 +172,6 @@ async def test_stray_marks_get_their_quarantine_again_and_stay(bench: Back) -> N
     assert bench.world.writes[before:] == [], "it stands"
 
 
-@with_back
 async def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_another_made_them(
     bench: Back,
 ) -> None:
@@ -209,7 +203,6 @@ async def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_anot
     assert bench.entered == []
 
 
-@with_back
 async def test_what_went_with_its_definition_comes_back_as_it_was(bench: Back) -> None:
     node, node_state = bench.world.nodes["n1"], bench.node_state
     ours, theirs = of_evidence(), of_evidence("alice")
@@ -227,40 +220,36 @@ async def test_what_went_with_its_definition_comes_back_as_it_was(bench: Back) -
 
 
 @pytest.mark.parametrize("happens", ["unmarked", "another", "gone", "changed"])
-def test_marks_that_change_while_they_are_adopted_are_released_or_tried_again(
-    happens: str,
+async def test_marks_that_change_while_they_are_adopted_are_released_or_tried_again(
+    bench: Back, happens: str
 ) -> None:
-    async def test(bench: Back) -> None:
-        known = await bench.marked()
-        before = bench.world.nodes["n1"]
-        if happens == "unmarked":
-            bench.annotated({})
-        elif happens == "another":
-            bench.world.set_node(replace(before, uid="another"))
-        elif happens == "gone":
-            del bench.world.nodes["n1"]
-        else:
-            bench.labelled({"x": "y"})
-        if happens == "changed":
-            with pytest.raises(Conflict):
-                await bench.adopter._keep_marks(bench.node_state, known, before)
-            assert bench.now().status.phase is Phase.CORDONED
-            return
+    known = await bench.marked()
+    before = bench.world.nodes["n1"]
+    if happens == "unmarked":
+        bench.annotated({})
+    elif happens == "another":
+        bench.world.set_node(replace(before, uid="another"))
+    elif happens == "gone":
+        del bench.world.nodes["n1"]
+    else:
+        bench.labelled({"x": "y"})
+    if happens == "changed":
+        with pytest.raises(Conflict):
+            await bench.adopter._keep_marks(bench.node_state, known, before)
+        assert bench.now().status.phase is Phase.CORDONED
+        return
 
-        async def conflict(*_: Any, **__: Any) -> Any:
-            raise Conflict("x")
+    async def conflict(*_: Any, **__: Any) -> Any:
+        raise Conflict("x")
 
-        bench.cluster.patch_node = conflict  # type: ignore[method-assign]
-        await bench.adopter._keep_marks(bench.node_state, known, before)
-        status = bench.now().status
-        assert status.phase is Phase.RELEASING
-        assert status.released_because == status.message
-        assert "gone by the time" in status.message
-
-    with_back(test)()
+    bench.cluster.patch_node = conflict  # type: ignore[method-assign]
+    await bench.adopter._keep_marks(bench.node_state, known, before)
+    status = bench.now().status
+    assert status.phase is Phase.RELEASING
+    assert status.released_because == status.message
+    assert "gone by the time" in status.message
 
 
-@with_back
 async def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_adopted(
     bench: Back,
 ) -> None:
@@ -285,7 +274,6 @@ async def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_a
     assert len(bench.kinds()) == 1
 
 
-@with_back
 async def test_the_marks_of_a_quarantine_that_a_person_deleted_are_undone_and_remembered(
     bench: Back,
 ) -> None:
@@ -314,7 +302,6 @@ async def test_the_marks_of_a_quarantine_that_a_person_deleted_are_undone_and_re
     assert bench.forgotten == [ENTRY, ENTRY]
 
 
-@with_back
 async def test_a_deleted_force_takes_its_request_back(bench: Back) -> None:
     await bench.marked(requester=FORCED)
     del bench.world.quarantines["n1"]
@@ -325,7 +312,6 @@ async def test_a_deleted_force_takes_its_request_back(bench: Back) -> None:
     assert FORCE not in bench.world.nodes["n1"].annotations
 
 
-@with_back
 async def test_the_marks_of_another_quarantine_are_not_swept_with_a_deleted_one(
     bench: Back,
 ) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from aggregator.cluster.port import ClusterError, Phase
 from aggregator.quarantine.reconcile.work_queue import MARKS_FIRST
 from tests.support import virtual_time
@@ -10,6 +12,8 @@ from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
 
 NODES = [f"n{number}" for number in range(20)]
 #: Seconds between the creations of two nodes' Quarantines.
@@ -44,7 +48,6 @@ async def ill(*, stuck: str = "") -> tuple[World, Any, Any]:
     return world, calls, replica
 
 
-@virtual_time.in_virtual_time
 async def test_no_status_is_written_before_the_last_node_has_its_marks() -> None:
     world, calls, _replica = await ill()
     await until(lambda: all(phase_of(world, name) is Phase.DRAINED for name in NODES))
@@ -53,7 +56,6 @@ async def test_no_status_is_written_before_the_last_node_has_its_marks() -> None
     assert "write_quarantine_status" not in names[:last]
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_that_gets_no_marks_holds_up_the_others_for_a_moment_only() -> None:
     world, _, _replica = await ill(stuck="n7")
     begun, others = virtual_time.loop_time(), [name for name in NODES if name != "n7"]
@@ -62,7 +64,6 @@ async def test_a_node_that_gets_no_marks_holds_up_the_others_for_a_moment_only()
     assert virtual_time.loop_time() - begun < MARKS_FIRST + len(NODES) * APART + 2.0
 
 
-@virtual_time.in_virtual_time
 async def test_a_release_waits_for_no_other_nodes_marks() -> None:
     world, _, _replica = await ill(stuck="n7")
     await until(lambda: bool(world.nodes["n0"].taints))

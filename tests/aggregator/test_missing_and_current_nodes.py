@@ -19,6 +19,8 @@ from aggregator.runtime import recent
 from tests.support.present import of_type
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 # -- names whose Node is gone ---------------------------------------------------------------------
 
 
@@ -58,7 +60,6 @@ class Missing:
         return found
 
 
-@in_virtual_time
 async def test_a_name_is_followed_while_its_node_is_gone_its_quarantine_stands_and_it_is_ours() -> (
     None
 ):
@@ -82,7 +83,6 @@ async def test_a_name_is_followed_while_its_node_is_gone_its_quarantine_stands_a
     assert bench.made._watches == {}
 
 
-@in_virtual_time
 async def test_a_watch_that_fails_is_reported_as_a_return_after_a_pause() -> None:
     bench = Missing()
     bench.error = Unreachable("x")
@@ -94,7 +94,6 @@ async def test_a_watch_that_fails_is_reported_as_a_return_after_a_pause() -> Non
     assert bench.made._watches == {}
 
 
-@in_virtual_time
 async def test_while_no_name_is_followed_there_are_no_rounds() -> None:
     bench = Missing()
     loop = of_type(asyncio.get_running_loop(), VirtualTimeLoop)
@@ -115,7 +114,6 @@ async def test_while_no_name_is_followed_there_are_no_rounds() -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_names_beyond_those_with_a_watch_are_polled_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,7 +157,6 @@ async def test_names_beyond_those_with_a_watch_are_polled_in_turn(
     assert watch.cancelled()
 
 
-@in_virtual_time
 async def test_a_poll_that_fails_keeps_the_name_for_its_next_turn() -> None:
     bench = Missing()
     bench.made._polled = {"a": bench.node_state("a"), "b": bench.node_state("b")}
@@ -197,7 +194,6 @@ class Current:
         return SimpleNamespace(uid=self.nodes[node]) if node in self.nodes else None
 
 
-@in_virtual_time
 async def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_all() -> None:
     bench = Current()
     bench.nodes["n1"] = "u2"
@@ -225,7 +221,6 @@ async def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_a
         ("u1", Unreachable("x"), None, 2.0),
     ],
 )
-@in_virtual_time
 async def test_an_answer_is_kept_for_its_time(
     uid: str, error: ClusterError | None, answer: object, kept: float
 ) -> None:
@@ -240,7 +235,6 @@ async def test_an_answer_is_kept_for_its_time(
     assert bench.reads == 2
 
 
-@in_virtual_time
 async def test_the_oldest_answer_is_dropped_where_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

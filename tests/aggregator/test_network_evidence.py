@@ -109,7 +109,9 @@ def at_desk(test: Callable[[Desk], Any]) -> None:
     play(main)
 
 
-@played_by(at_desk)
+pytestmark = pytest.mark.decorated(by=played_by(at_desk))
+
+
 async def test_addresses_and_assignments_are_taken(desk: Desk) -> None:
     made = desk.made
     made.placed("n1", "")
@@ -126,7 +128,6 @@ async def test_addresses_and_assignments_are_taken(desk: Desk) -> None:
     assert desk.graph.taken() == [("assign", "n1", ())]
 
 
-@played_by(at_desk)
 async def test_a_snapshot_replaces_all_results_of_network_checks(desk: Desk) -> None:
     made = desk.made
     down = component(PEERS, "10.0.0.2", Status.FAILED, "x")
@@ -146,7 +147,6 @@ async def test_a_snapshot_replaces_all_results_of_network_checks(desk: Desk) -> 
     assert desk.graph.taken() == [("set_report", "n1", False)]
 
 
-@played_by(at_desk)
 async def test_results_from_before_an_assignment_count_from_then_on(desk: Desk) -> None:
     made = desk.made
     made.on_evidence("n1", snapshot(component(PEERS, "10.0.0.2", Status.OK, "")))
@@ -156,7 +156,6 @@ async def test_results_from_before_an_assignment_count_from_then_on(desk: Desk) 
     assert desk.graph.taken()[1:] == [("set_edge", "n1", PEERS, "10.0.0.2", Status.OK)]
 
 
-@played_by(at_desk)
 async def test_nothing_is_evaluated_before_its_time_and_the_quorum(desk: Desk) -> None:
     made = desk.made
     assert (GATHER, ASSIGNED_ANEW_WITHIN, SILENT_FOR) == (1.0, 120.0, 300.0)
@@ -174,7 +173,6 @@ async def test_nothing_is_evaluated_before_its_time_and_the_quorum(desk: Desk) -
     assert made._may_evaluate(now + ASSIGNED_ANEW_WITHIN)
 
 
-@played_by(at_desk)
 async def test_changes_are_evaluated_together_after_a_moment(desk: Desk) -> None:
     made, node_state = desk.made, desk.has_health("n1")
     desk.graph.settled = ({"n1": FINDING}, False)
@@ -199,7 +197,6 @@ async def test_changes_are_evaluated_together_after_a_moment(desk: Desk) -> None
     assert desk.fleet.network.keys() == {"target t"}
 
 
-@played_by(at_desk)
 async def test_a_finding_is_evidence(desk: Desk) -> None:
     made = desk.made
     made._take("n1", FINDING)
@@ -225,7 +222,6 @@ async def test_a_finding_is_evidence(desk: Desk) -> None:
     assert node_state.agent.health.inferred.status is Status.FAILED
 
 
-@played_by(at_desk)
 async def test_a_node_that_is_unreachable_and_silent_is_told_after_its_time_and_found_again(
     desk: Desk,
 ) -> None:
@@ -255,7 +251,6 @@ async def test_a_node_that_is_unreachable_and_silent_is_told_after_its_time_and_
     ("kind", "count", "cause"),
     [("target", 999, True), ("target", 1, False), ("domain", 999, False)],
 )
-@played_by(at_desk)
 async def test_a_subject_is_told_when_it_is_blamed_and_when_no_more(
     desk: Desk, kind: str, count: int, *, cause: bool
 ) -> None:

@@ -41,6 +41,8 @@ from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 #: Between two empty reads, as in production (conftest.py).
 EMPTY_FOR = 5.0
 EXEMPTED = "until 2100-01-01T00:00:00Z the job must end"
@@ -82,7 +84,6 @@ async def marked(world: World, settings: Settings, cluster: Logged) -> Replica:
 
 
 @pytest.mark.parametrize("error", [Unreachable("503"), Refused("422 no"), Conflict("changed")])
-@in_virtual_time
 async def test_a_status_that_can_not_be_written_is_tried_ever_less_often(
     error: ClusterError,
 ) -> None:
@@ -147,7 +148,6 @@ def test_a_begin_whose_answer_is_lost_is_told_once_and_keeps_its_times(late: flo
 
 @pytest.mark.parametrize("mode", [Action.CORDON, Action.DRAIN])
 @pytest.mark.parametrize("trails", [6.0, 30.0])
-@in_virtual_time
 async def test_a_node_that_is_uncordoned_before_its_status_is_written_is_released(
     mode: Action, trails: float
 ) -> None:
@@ -195,7 +195,6 @@ class NotYet:
 
 @pytest.mark.parametrize("away", [2.0, 30.0])
 @pytest.mark.parametrize("hooked", [False, True])
-@in_virtual_time
 async def test_an_uncordon_that_no_watch_told_of_releases_the_node(
     away: float, *, hooked: bool
 ) -> None:
@@ -209,7 +208,6 @@ async def test_an_uncordon_that_no_watch_told_of_releases_the_node(
 
 
 @pytest.mark.parametrize("trails", [0.0, 20.0])
-@in_virtual_time
 async def test_the_hook_is_asked_after_a_read_of_the_node(trails: float) -> None:
     """Another tool takes the node before the status is written; no other read would tell."""
     theirs = "remediation.medik8s.io/exclude-from-remediation"
@@ -258,7 +256,6 @@ def test_a_drain_that_was_stopped_at_its_begin_reads_its_node_when_it_goes_on() 
     test()
 
 
-@in_virtual_time
 async def test_marks_taken_away_before_the_status_count_from_when_they_are_set_again() -> None:
     """So a pod that a scheduler placed before it saw the second taint is not left behind."""
     world, loop = world_with(), asyncio.get_running_loop()
@@ -308,7 +305,6 @@ def test_no_pod_is_forced_off_a_node_that_was_exempted_since_its_last_read(
     test()
 
 
-@in_virtual_time
 async def test_an_exemption_of_a_draining_node_is_seen_by_its_watch() -> None:
     world = world_with("a")
     waits = NamespaceRule("jobs", Leave.WAIT, wait=3600.0)

@@ -40,10 +40,11 @@ from tests.support.replica import fault, shipped_policy
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 OTHER = Taint("example.com/storage-missing", "", "NoExecute")
 
 
-@in_virtual_time
 async def test_a_new_node_that_passes_loses_its_startup_taint_and_no_other() -> None:
     site = NewNodes()
     site.start()
@@ -71,7 +72,6 @@ async def test_a_new_node_that_passes_loses_its_startup_taint_and_no_other() -> 
     assert site.world.quarantines == {}
 
 
-@in_virtual_time
 async def test_a_taint_that_another_party_sets_during_the_write_survives_it() -> None:
     site = NewNodes()
     cluster = MemoryCluster(site.world)
@@ -88,7 +88,6 @@ async def test_a_taint_that_another_party_sets_during_the_write_survives_it() ->
     assert site.taints() == (POOL, OTHER)
 
 
-@in_virtual_time
 async def test_a_new_node_that_fails_keeps_its_taint_and_is_not_tested_again() -> None:
     site = NewNodes(verdicts=(FAILED,))
     site.start()
@@ -107,7 +106,6 @@ async def test_a_new_node_that_fails_keeps_its_taint_and_is_not_tested_again() -
     assert site.replica.fleet.node_tests["n1"].needs_person
 
 
-@in_virtual_time
 async def test_as_soon_as_a_person_is_needed_the_page_tells_why() -> None:
     site = NewNodes(verdicts=(FAILED,))
     site.start()
@@ -120,7 +118,6 @@ async def test_as_soon_as_a_person_is_needed_the_page_tells_why() -> None:
     assert "fio: too slow" in site.replica.fleet.node_tests["n1"].held
 
 
-@in_virtual_time
 async def test_a_new_node_says_why_it_is_not_tested_until_its_taint_is_gone() -> None:
     site = NewNodes(verdicts=(GOING, PASSED))
     site.world.person_stops("maintenance")
@@ -139,7 +136,6 @@ async def test_a_new_node_says_why_it_is_not_tested_until_its_taint_is_gone() ->
     await site.settles(lambda: cluster.untested == "")
 
 
-@in_virtual_time
 async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()
@@ -151,7 +147,6 @@ async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
 
 
-@in_virtual_time
 async def test_tests_without_a_verdict_end_and_leave_the_taint() -> None:
     site = NewNodes(verdicts=(NOTHING,))
     site.start()
@@ -165,7 +160,6 @@ async def test_tests_without_a_verdict_end_and_leave_the_taint() -> None:
     assert site.kinds().count("node.test_exhausted") == 1
 
 
-@in_virtual_time
 async def test_a_test_that_never_ends_has_no_verdict_and_is_ended() -> None:
     site = NewNodes(verdicts=(GOING, PASSED))
     site.start()
@@ -175,7 +169,6 @@ async def test_a_test_that_never_ends_has_no_verdict_and_is_ended() -> None:
     assert site.program.operations == [own_test(1), own_test(2)]
 
 
-@in_virtual_time
 async def test_a_node_that_a_test_reboots_is_not_tested_without_end() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.start()
@@ -190,7 +183,6 @@ async def test_a_node_that_a_test_reboots_is_not_tested_without_end() -> None:
     assert not site.is_open()
 
 
-@in_virtual_time
 async def test_the_fleet_has_so_many_tests_at_once_and_each_node_its_turn() -> None:
     names = tuple(f"n{number}" for number in range(7))
     site = NewNodes(*names)
@@ -207,7 +199,6 @@ async def test_the_fleet_has_so_many_tests_at_once_and_each_node_its_turn() -> N
     site.check()
 
 
-@in_virtual_time
 async def test_in_mode_observe_the_page_shows_that_no_test_begins() -> None:
     site = NewNodes()
     site.mode = RepairMode.OBSERVE
@@ -220,7 +211,6 @@ async def test_in_mode_observe_the_page_shows_that_no_test_begins() -> None:
     assert "repair.mode is observe" in site.replica.fleet.node_tests["n1"].held
 
 
-@in_virtual_time
 async def test_a_node_in_mode_observe_is_left_with_its_taint() -> None:
     site = NewNodes()
     site.settings = replace(site.settings, mode=Action.OBSERVE)
@@ -231,7 +221,6 @@ async def test_a_node_in_mode_observe_is_left_with_its_taint() -> None:
     assert "observe" in site.replica.fleet.node_tests["n1"].held
 
 
-@in_virtual_time
 async def test_an_exempt_node_is_left_with_its_taint_until_the_exemption_ends() -> None:
     site = NewNodes()
     site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z we set it up")
@@ -243,7 +232,6 @@ async def test_an_exempt_node_is_left_with_its_taint_until_the_exemption_ends() 
     site.check()
 
 
-@in_virtual_time
 async def test_a_node_without_a_reporting_agent_is_not_tested() -> None:
     """Nothing is done on silence."""
     site = NewNodes()
@@ -262,7 +250,6 @@ async def test_a_node_without_a_reporting_agent_is_not_tested() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_a_pass_does_not_count_for_a_node_whose_evidence_came_meanwhile() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.start()
@@ -277,7 +264,6 @@ async def test_a_pass_does_not_count_for_a_node_whose_evidence_came_meanwhile() 
     assert site.condition() == ("Unknown", "NoVerdict")
 
 
-@in_virtual_time
 async def test_a_pass_does_not_count_while_evidence_is_held_from_a_quarantine() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.start()
@@ -294,7 +280,6 @@ async def test_a_pass_does_not_count_while_evidence_is_held_from_a_quarantine() 
     assert "it passed, and does not count: evidence against it is in force" in message
 
 
-@in_virtual_time
 async def test_a_pass_of_the_boot_before_does_not_open_the_node() -> None:
     site = NewNodes(verdicts=(GOING, PASSED))
     site.start()
@@ -313,7 +298,6 @@ async def test_a_pass_of_the_boot_before_does_not_open_the_node() -> None:
     assert site.last_test()["boot_id"] == "boot-1x"
 
 
-@in_virtual_time
 async def test_a_node_is_tested_anew_after_its_quarantine() -> None:
     site = NewNodes()
     site.start(MemoryCluster(site.world))
@@ -330,7 +314,6 @@ async def test_a_node_is_tested_anew_after_its_quarantine() -> None:
 @pytest.mark.parametrize(
     "verdicts", [(FAILED, PASSED), (NOTHING, NOTHING, NOTHING, PASSED)], ids=["failed", "none"]
 )
-@in_virtual_time
 async def test_a_node_without_a_pass_is_tested_anew_after_a_quarantine_in_the_same_boot(
     verdicts: tuple[RepairAnswer, ...],
 ) -> None:
@@ -348,7 +331,6 @@ async def test_a_node_without_a_pass_is_tested_anew_after_a_quarantine_in_the_sa
     assert "quarantined" not in site.last_test()
 
 
-@in_virtual_time
 async def test_a_node_in_use_that_gets_the_taint_is_not_tested_before_it_is_drained() -> None:
     site = NewNodes()
     pod = site.world.add_pod("n1", "busy")
@@ -364,7 +346,6 @@ async def test_a_node_in_use_that_gets_the_taint_is_not_tested_before_it_is_drai
     site.check()
 
 
-@in_virtual_time
 async def test_a_person_who_removes_the_taint_ends_the_test() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.start()
@@ -379,7 +360,6 @@ async def test_a_person_who_removes_the_taint_ends_the_test() -> None:
     assert len(site.program.orders) == 1
 
 
-@in_virtual_time
 async def test_the_stop_switch_holds_the_beginning_and_not_the_removal() -> None:
     site = NewNodes()
     site.world.person_stops("maintenance")
@@ -395,7 +375,6 @@ async def test_the_stop_switch_holds_the_beginning_and_not_the_removal() -> None
     site.check()
 
 
-@in_virtual_time
 async def test_a_person_deletes_the_operation_of_our_own_test_under_way() -> None:
     site = NewNodes(verdicts=(GOING, PASSED))
     site.start()
@@ -409,7 +388,6 @@ async def test_a_person_deletes_the_operation_of_our_own_test_under_way() -> Non
     site.check()
 
 
-@in_virtual_time
 async def test_a_person_deletes_the_operation_of_our_own_test_before_it_begins() -> None:
     """A process made it, and died before it began."""
     site, name = NewNodes(), own_test(1)
@@ -423,7 +401,6 @@ async def test_a_person_deletes_the_operation_of_our_own_test_before_it_begins()
     site.check()
 
 
-@in_virtual_time
 async def test_a_pass_whose_taint_could_not_be_removed_is_finished_by_the_next_process() -> None:
     site = NewNodes()
     refused = Unreachable("no route")
@@ -441,7 +418,6 @@ async def test_a_pass_whose_taint_could_not_be_removed_is_finished_by_the_next_p
     assert len(site.program.orders) == 1
 
 
-@in_virtual_time
 async def test_a_pass_whose_taint_is_gone_ends_so_whatever_has_come_since() -> None:
     """The process died between the removal and the end of the Operation."""
     site = NewNodes()
@@ -460,7 +436,6 @@ async def test_a_pass_whose_taint_is_gone_ends_so_whatever_has_come_since() -> N
 
 
 @pytest.mark.parametrize("call", ["write_record", "create_operation"])
-@in_virtual_time
 async def test_a_test_does_not_begin_on_a_node_that_changed_after_it_was_decided_on(
     call: str,
 ) -> None:
@@ -486,7 +461,6 @@ async def test_a_test_does_not_begin_on_a_node_that_changed_after_it_was_decided
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Ordering"])
-@in_virtual_time
 async def test_no_test_begins_in_a_quarantine_that_comes_with_the_last_wait(phase: str) -> None:
     """The guard waits for the stop switch last, and the watch reports the quarantine meanwhile."""
     site, came = NewNodes(), False
@@ -525,7 +499,6 @@ async def test_no_test_begins_in_a_quarantine_that_comes_with_the_last_wait(phas
     site.check()
 
 
-@in_virtual_time
 async def test_a_test_that_is_ended_counts_until_its_agent_has_confirmed_that() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.start()
@@ -541,7 +514,6 @@ async def test_a_test_that_is_ended_counts_until_its_agent_has_confirmed_that() 
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_a_person_has_an_exhausted_node_tested_again() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()
@@ -569,7 +541,6 @@ async def test_a_person_has_an_exhausted_node_tested_again() -> None:
         "node.cilium.io/agent-not-ready",
     ],
 )
-@in_virtual_time
 async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet(key: str) -> None:
     site = NewNodes()
     starting = Taint(key, "", "NoSchedule")
@@ -582,7 +553,6 @@ async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet(key: str) -> 
     site.check()
 
 
-@in_virtual_time
 async def test_a_new_node_that_another_party_works_on_is_tested_when_that_is_over() -> None:
     site = NewNodes()
     site.set_label("nvidia.com/gpu-driver-upgrade-state", "drain-required")
@@ -593,7 +563,6 @@ async def test_a_new_node_that_another_party_works_on_is_tested_when_that_is_ove
     await site.settles(site.is_open)
 
 
-@in_virtual_time
 async def test_a_new_node_of_a_pool_whose_nodes_are_not_to_be_disrupted_is_tested() -> None:
     site = NewNodes()
     site.world.person_annotates("n1", "karpenter.sh/do-not-disrupt", "true")
@@ -602,7 +571,6 @@ async def test_a_new_node_of_a_pool_whose_nodes_are_not_to_be_disrupted_is_teste
     site.check()
 
 
-@in_virtual_time
 async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
     site = NewNodes()
     site.rules["remove_taint"] = False
@@ -625,7 +593,6 @@ async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
     assert text.endswith("(the controller that removes it by the condition may set it again)")
 
 
-@in_virtual_time
 async def test_beside_a_test_that_cannot_be_read_none_begins() -> None:
     site = NewNodes()
     unread = site.break_test()
@@ -638,7 +605,6 @@ async def test_beside_a_test_that_cannot_be_read_none_begins() -> None:
     await site.settles(site.is_open)
 
 
-@in_virtual_time
 async def test_an_order_without_an_answer_is_sent_again_only_where_it_is_harmless() -> None:
     site = NewNodes()
     site.twice = False
@@ -649,7 +615,6 @@ async def test_an_order_without_an_answer_is_sent_again_only_where_it_is_harmles
     assert len(site.program.orders) == 1
 
 
-@in_virtual_time
 async def test_without_the_section_no_node_is_listed_and_nothing_is_written() -> None:
     site = NewNodes()
     site.mode = RepairMode.OFF
@@ -660,7 +625,6 @@ async def test_without_the_section_no_node_is_listed_and_nothing_is_written() ->
     assert site.world.writes == []
 
 
-@in_virtual_time
 async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
     site = NewNodes("n1", "n2", "n3", verdicts=(GOING,))
     site.start()
@@ -681,7 +645,6 @@ async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()
@@ -698,7 +661,6 @@ async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -
     site.check()
 
 
-@in_virtual_time
 async def test_the_evidence_ends_where_a_person_takes_the_node_as_it_is() -> None:
     site = NewNodes(verdicts=(FAILED,))
     site.start()
@@ -712,7 +674,6 @@ CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@in_virtual_time
 async def test_a_site_may_quarantine_nodes_that_fail_and_they_return_after_another_boot(
     *, restarts: bool
 ) -> None:
@@ -734,7 +695,6 @@ async def test_a_site_may_quarantine_nodes_that_fail_and_they_return_after_anoth
     assert site.taints() == (POOL,)
 
 
-@in_virtual_time
 async def test_a_failed_node_that_a_limit_keeps_from_its_quarantine_is_tested_again_by_hand() -> (
     None
 ):
@@ -753,7 +713,6 @@ async def test_a_failed_node_that_a_limit_keeps_from_its_quarantine_is_tested_ag
     site.check()
 
 
-@in_virtual_time
 async def test_a_refusal_of_the_cluster_is_shown_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

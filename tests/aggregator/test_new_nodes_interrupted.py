@@ -43,6 +43,8 @@ from tests.support.replica import FakeLine, fault, reconciler_of, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
@@ -75,7 +77,6 @@ def test_a_request_that_fails_anywhere_changes_nothing_of_the_end(site: type[New
 
 
 @pytest.mark.parametrize("site", [NewNodes, IdleNodes])
-@in_virtual_time
 async def test_a_test_that_can_not_be_sent_twice_ends_with_the_process_that_began_it(
     site: type[NewNodes],
 ) -> None:
@@ -97,7 +98,6 @@ async def test_a_test_that_can_not_be_sent_twice_ends_with_the_process_that_bega
 
 
 @pytest.mark.parametrize("site", [NewNodes, IdleNodes])
-@in_virtual_time
 async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
     site: type[NewNodes],
 ) -> None:
@@ -118,7 +118,6 @@ async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
     nodes.check()
 
 
-@in_virtual_time
 async def test_work_that_comes_during_a_stop_holds_the_order_of_a_test_that_has_begun() -> None:
     nodes, stops = NewNodes(), 0
 
@@ -141,7 +140,6 @@ async def test_work_that_comes_during_a_stop_holds_the_order_of_a_test_that_has_
     nodes.check()
 
 
-@in_virtual_time
 async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_is_gone() -> None:
     nodes, stops = NewNodes(), 0
 
@@ -162,7 +160,6 @@ async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_
     assert engine._sent == {}
 
 
-@in_virtual_time
 async def test_a_test_that_waited_until_its_deadline_ends_with_the_reason() -> None:
     site = NewNodes()
     site.program.answer = RepairAnswer(AnswerState.NOT_SENT, "its agent has no stream")
@@ -171,7 +168,6 @@ async def test_a_test_that_waited_until_its_deadline_ends_with_the_reason() -> N
     assert site.last_test()["message"] == "test waits: its agent has no stream"
 
 
-@in_virtual_time
 async def test_the_reservation_of_a_new_node_names_no_failure_domain() -> None:
     """New nodes of one rack are tested at the same time: they have no work."""
     site = NewNodes("n1", "n2", verdicts=(GOING,))
@@ -208,7 +204,6 @@ async def during_a_step(site: NewNodes) -> SlowVerdicts:
     return cluster
 
 
-@in_virtual_time
 async def test_a_quarantine_begins_although_a_step_of_the_test_waits() -> None:
     site = NewNodes(verdicts=(GOING,))
     await during_a_step(site)
@@ -220,7 +215,6 @@ async def test_a_quarantine_begins_although_a_step_of_the_test_waits() -> None:
 
 
 @pytest.mark.parametrize("by", ["a person", "a limit", "the stop"])
-@in_virtual_time
 async def test_a_held_quarantine_begins_although_a_step_of_the_test_waits(by: str) -> None:
     site = NewNodes(verdicts=(GOING,))
     limits = replace(site.settings.limits, quorum_percent=100 if by != "the stop" else 0)
@@ -251,7 +245,6 @@ async def test_a_held_quarantine_begins_although_a_step_of_the_test_waits(by: st
     site.check()
 
 
-@in_virtual_time
 async def test_the_marks_of_a_deleted_quarantine_go_although_a_step_of_the_test_waits() -> None:
     site, line = NewNodes(verdicts=(GOING,)), FakeLine()
     site.start()
@@ -309,7 +302,6 @@ async def unknown_node(*, raises: bool = False) -> tuple[NewNodes, SlowNode]:
 
 
 @pytest.mark.parametrize("raises", [True, False])
-@in_virtual_time
 async def test_the_test_of_an_unknown_node_holds_up_no_other_one(
     caplog: pytest.LogCaptureFixture,
     raises: bool,  # noqa: FBT001 - a parameter of the test
@@ -331,7 +323,6 @@ async def test_the_test_of_an_unknown_node_holds_up_no_other_one(
 
 
 @pytest.mark.parametrize("raises", [True, False])
-@in_virtual_time
 async def test_a_slow_read_of_a_new_node_holds_up_no_other_one(
     caplog: pytest.LogCaptureFixture,
     raises: bool,  # noqa: FBT001 - a parameter of the test
@@ -353,7 +344,6 @@ async def test_a_slow_read_of_a_new_node_holds_up_no_other_one(
     site.check()
 
 
-@in_virtual_time
 async def test_a_node_that_becomes_known_during_a_step_of_its_test_has_one_step_at_once() -> None:
     site, cluster = await unknown_node()
     await site.settles(lambda: cluster.steps)
@@ -365,7 +355,6 @@ async def test_a_node_that_becomes_known_during_a_step_of_its_test_has_one_step_
     assert cluster.most_steps == 1
 
 
-@in_virtual_time
 async def test_a_sign_without_a_step_is_acknowledged_although_a_step_of_the_test_waits() -> None:
     site = NewNodes(verdicts=(GOING,))
     cluster = await during_a_step(site)
@@ -378,7 +367,6 @@ async def test_a_sign_without_a_step_is_acknowledged_although_a_step_of_the_test
     site.check()
 
 
-@in_virtual_time
 async def test_an_override_that_has_ended_is_forgotten_although_a_step_of_the_test_waits() -> None:
     site, word = NewNodes(verdicts=(GOING,)), Override("xid:79", "GPU-1", "boot-1", "reboot")
     site.world.person_annotates("n1", OVERRULED, write_overruled(frozenset({word})))
@@ -388,7 +376,6 @@ async def test_an_override_that_has_ended_is_forgotten_although_a_step_of_the_te
     site.check()
 
 
-@in_virtual_time
 async def test_the_pods_of_a_drained_node_are_read_once_a_long_call_of_the_test_has_ended() -> None:
     """A call that ended for each read of the pods would never be answered."""
     site = NewNodes(verdicts=(GOING,))
@@ -406,7 +393,6 @@ async def test_the_pods_of_a_drained_node_are_read_once_a_long_call_of_the_test_
     site.check()
 
 
-@in_virtual_time
 async def test_a_drain_is_not_interrupted_while_an_agent_is_awaited_that_has_to_end_a_test() -> (
     None
 ):
@@ -455,7 +441,6 @@ class SlowHook:
         return HookAnswer(HookResult.DONE)
 
 
-@in_virtual_time
 async def test_an_agent_that_does_not_confirm_the_end_of_its_test_ends_a_hook_only_once() -> None:
     site, hook = NewNodes(verdicts=(GOING,)), SlowHook()
     site.settings = replace(site.settings, hooks=HookRules(pre_evict=hook))
@@ -476,7 +461,6 @@ def last_error(site: NewNodes, name: str) -> str:
     return node_state.work.last_error if node_state is not None else ""
 
 
-@in_virtual_time
 async def test_nodes_whose_own_steps_fail_take_no_place_of_another_new_node() -> None:
     site = NewNodes(*(f"n{number}" for number in range(10)))
 
@@ -496,7 +480,6 @@ async def test_nodes_whose_own_steps_fail_take_no_place_of_another_new_node() ->
     site.check()
 
 
-@in_virtual_time
 async def test_new_nodes_that_wait_for_their_agents_keep_no_other_one_from_its_turn() -> None:
     site = NewNodes(*(f"n{number}" for number in range(80)))
     site.names = ()
@@ -517,7 +500,6 @@ class KeepsNotes(MemoryCluster):
         return await super().patch_node(node, change, **more)
 
 
-@in_virtual_time
 async def test_an_idle_node_whose_own_step_fails_takes_no_place_of_another_one() -> None:
     site = IdleNodes("n1", "n2", "n3")
     assert site.idle is not None

@@ -207,12 +207,12 @@ class Bench:
 
 
 with_bench = on(Bench)
+pytestmark = pytest.mark.decorated(by=with_bench)
 
 
 # -- the guard ------------------------------------------------------------------------------------
 
 
-@with_bench
 async def test_no_act_begins_on_a_node_that_is_being_released(bench: Bench) -> None:
     bench.stands(made())
     guard = bench.acts.guard(bench.node_state)
@@ -227,7 +227,6 @@ async def test_no_act_begins_on_a_node_that_is_being_released(bench: Bench) -> N
     assert guard.lost() == "the quarantine of n1 is gone", "a release may end between two looks"
 
 
-@with_bench
 async def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more(
     bench: Bench,
 ) -> None:
@@ -241,7 +240,6 @@ async def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more(
     await bench.acts.guard(bench.node_state, granted=False)()
 
 
-@with_bench
 async def test_a_controller_that_loses_its_place_drops_no_quarantine_that_it_has_not_begun(
     bench: Bench,
 ) -> None:
@@ -260,7 +258,6 @@ async def test_a_controller_that_loses_its_place_drops_no_quarantine_that_it_has
 # -- what is wanted -------------------------------------------------------------------------------
 
 
-@with_bench
 async def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_that(
     bench: Bench,
 ) -> None:
@@ -297,7 +294,6 @@ async def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_
     assert acts.wanted_now(node_state) is node_state.decision.wanted
 
 
-@with_bench
 async def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action(
     bench: Bench,
 ) -> None:
@@ -310,7 +306,6 @@ async def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_ac
         assert (bench.node_state.decision.hold is None) == ends
 
 
-@with_bench
 async def test_a_stop_that_is_over_holds_a_quarantine_no_more(bench: Bench) -> None:
     for stands, limit, reason, ends in (
         (True, "stop", "", True),
@@ -327,7 +322,6 @@ async def test_a_stop_that_is_over_holds_a_quarantine_no_more(bench: Bench) -> N
         assert (bench.node_state.decision.hold is None) == ends
 
 
-@with_bench
 async def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once(bench: Bench) -> None:
     bench.switch.reason = "a drill"
     bench.holds.hold_stopped(bench.node_state)
@@ -346,7 +340,6 @@ async def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once(bench: Be
     assert len(bench.kinds()) == 1
 
 
-@with_bench
 async def test_another_installations_quarantine_holds_only_what_we_want_too(bench: Bench) -> None:
     node_state = bench.node_state
     for foreign, state, holds in (
@@ -365,7 +358,6 @@ async def test_another_installations_quarantine_holds_only_what_we_want_too(benc
     assert len(bench.kinds()) == 1
 
 
-@with_bench
 async def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes(bench: Bench) -> None:
     bench.holds.hold(bench.node_state, LIMIT, Action.DRAIN)
     since = bench.node_state.decision.hold.since
@@ -388,7 +380,6 @@ async def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes(bench: B
 # -- a proposal -----------------------------------------------------------------------------------
 
 
-@with_bench
 async def test_a_node_whose_labels_are_not_known_is_read_and_decided_on_again(bench: Bench) -> None:
     """Its labels tell the fabric that it shares with others, so whether its cause is theirs."""
     bench.node_state.cluster.labels = None
@@ -399,7 +390,6 @@ async def test_a_node_whose_labels_are_not_known_is_read_and_decided_on_again(be
     assert len(bench.proposed) == 1
 
 
-@with_bench
 async def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not(bench: Bench) -> None:
     node_state = bench.node_state
     bench.held = LIMIT
@@ -418,7 +408,6 @@ async def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not(bench
     assert node_state.cluster.marked
 
 
-@with_bench
 async def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed(bench: Bench) -> None:
     del bench.world.nodes["n1"]
     bench.node_state.cluster.node_gone = True
@@ -429,7 +418,6 @@ async def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed(bench: Ben
     assert await bench.admission.propose(bench.node_state, wanted()) is True
 
 
-@with_bench
 async def test_a_node_is_read_before_it_counts_and_not_proposed_where_another_tool_holds_it(
     bench: Bench,
 ) -> None:
@@ -457,21 +445,17 @@ async def test_a_node_is_read_before_it_counts_and_not_proposed_where_another_to
         (lambda bench: set_fields(bench.node_state, claimed="another"), True),
     ],
 )
-def test_what_a_read_finds_after_the_admission_decides(
-    change: Callable[[Bench], None], *, withdraws: bool
+async def test_what_a_read_finds_after_the_admission_decides(
+    bench: Bench, change: Callable[[Bench], None], *, withdraws: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        entry = bench.entries["n1"] = Entry("n1", "i", "", "drain", 1.0)
-        change(bench)
-        await bench.admission.create(bench.node_state, wanted())
-        assert "n1" not in bench.world.quarantines
-        assert bench.withdrawn == ([entry] if withdraws else [])
-        assert bench.node_state.quarantine_view.to_adopt != withdraws
-
-    with_bench(test)()
+    entry = bench.entries["n1"] = Entry("n1", "i", "", "drain", 1.0)
+    change(bench)
+    await bench.admission.create(bench.node_state, wanted())
+    assert "n1" not in bench.world.quarantines
+    assert bench.withdrawn == ([entry] if withdraws else [])
+    assert bench.node_state.quarantine_view.to_adopt != withdraws
 
 
-@with_bench
 async def test_nothing_is_made_by_a_replica_whose_place_is_not_certain(bench: Bench) -> None:
     bench.may = False
     with pytest.raises(GuardRefused):
@@ -497,34 +481,30 @@ async def test_nothing_is_made_by_a_replica_whose_place_is_not_certain(bench: Be
         (made(requester="alice"), UPGRADE, True),
     ],
 )
-def test_a_node_is_marked_only_while_that_is_still_to_be_done(
-    stands: Quarantine, change: dict[str, str] | None, *, marks: bool
+async def test_a_node_is_marked_only_while_that_is_still_to_be_done(
+    bench: Bench, stands: Quarantine, change: dict[str, str] | None, *, marks: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        if change is UPGRADE:
-            bench.labelled(UPGRADE)
-        elif change:
-            bench.annotated(change)
-        bench.stands(replace(stands, has_finalizer=False))
-        set_fields(bench.node_state, node_replaced=True, missing=("taint",))
-        await bench.cordons.cordon(bench.node_state)
-        assert bench.world.nodes["n1"].unschedulable == marks
-        assert bench.now().has_finalizer == marks
-        if marks:
-            assert (
-                bench.node_state.quarantine_view.node_replaced,
-                bench.node_state.quarantine_view.missing,
-            ) == (False, ())
-            status = bench.new_marks()
-            assert status.admitted_at == status.cordoned_at > 0
-            assert status.node_uid == "uid-n1"
-            assert status.applied is not None
-            assert status.marks is None
-
-    with_bench(test)()
+    if change is UPGRADE:
+        bench.labelled(UPGRADE)
+    elif change:
+        bench.annotated(change)
+    bench.stands(replace(stands, has_finalizer=False))
+    set_fields(bench.node_state, node_replaced=True, missing=("taint",))
+    await bench.cordons.cordon(bench.node_state)
+    assert bench.world.nodes["n1"].unschedulable == marks
+    assert bench.now().has_finalizer == marks
+    if marks:
+        assert (
+            bench.node_state.quarantine_view.node_replaced,
+            bench.node_state.quarantine_view.missing,
+        ) == (False, ())
+        status = bench.new_marks()
+        assert status.admitted_at == status.cordoned_at > 0
+        assert status.node_uid == "uid-n1"
+        assert status.applied is not None
+        assert status.marks is None
 
 
-@with_bench
 async def test_a_mark_keeps_the_time_of_an_admission_that_is_known(bench: Bench) -> None:
     bench.stands(made(admitted_at=4000.0))
     await bench.cordons.cordon(bench.node_state)
@@ -541,21 +521,19 @@ async def test_a_mark_keeps_the_time_of_an_admission_that_is_known(bench: Bench)
         (made(Phase.CORDONED, requester="alice"), Phase.CORDONED),
     ],
 )
-def test_without_a_node_a_quarantine_says_so_once(stands: Quarantine, phase: Phase) -> None:
-    async def test(bench: Bench) -> None:
-        del bench.world.nodes["n1"]
-        bench.stands(stands)
-        await bench.cordons.cordon(bench.node_state)
-        assert bench.now().status.phase is phase
-        assert bench.now().status.message == bench.node_state.work.last_error
-        before = bench.now().version
-        await bench.cordons.cordon(bench.node_state)
-        assert bench.now().version == before
+async def test_without_a_node_a_quarantine_says_so_once(
+    bench: Bench, stands: Quarantine, phase: Phase
+) -> None:
+    del bench.world.nodes["n1"]
+    bench.stands(stands)
+    await bench.cordons.cordon(bench.node_state)
+    assert bench.now().status.phase is phase
+    assert bench.now().status.message == bench.node_state.work.last_error
+    before = bench.now().version
+    await bench.cordons.cordon(bench.node_state)
+    assert bench.now().version == before
 
-    with_bench(test)()
 
-
-@with_bench
 async def test_on_another_node_nothing_of_the_one_before_is_told(bench: Bench) -> None:
     kept: dict[str, Any] = {
         "node_uid": "old",
@@ -596,20 +574,17 @@ async def test_on_another_node_nothing_of_the_one_before_is_told(bench: Bench) -
         (made(Phase.CORDONED, node_uid="another"), False),
     ],
 )
-def test_a_node_is_cordoned_again_only_while_it_is_uncordoned_and_due(
-    stands: Quarantine, *, cordoned: bool
+async def test_a_node_is_cordoned_again_only_while_it_is_uncordoned_and_due(
+    bench: Bench, stands: Quarantine, *, cordoned: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.stands(stands)
-        await bench.cordons.recordon(bench.node_state)
-        assert bench.world.nodes["n1"].unschedulable == cordoned
-        assert bench.now().status.recordons == (1 if cordoned else stands.status.recordons)
-        assert len(bench.kinds()) == (1 if cordoned else 0)
-        if cordoned:
-            assert bench.now().status.applied == read_applied(bench.world.nodes["n1"])
-            assert bench.now().status.applied is not None
-
-    with_bench(test)()
+    bench.stands(stands)
+    await bench.cordons.recordon(bench.node_state)
+    assert bench.world.nodes["n1"].unschedulable == cordoned
+    assert bench.now().status.recordons == (1 if cordoned else stands.status.recordons)
+    assert len(bench.kinds()) == (1 if cordoned else 0)
+    if cordoned:
+        assert bench.now().status.applied == read_applied(bench.world.nodes["n1"])
+        assert bench.now().status.applied is not None
 
 
 # -- what is entered, written and shown -----------------------------------------------------------
@@ -619,25 +594,21 @@ def test_a_node_is_cordoned_again_only_while_it_is_uncordoned_and_due(
     ("requester", "node", "entered"),
     [(OURS, True, True), (OURS, False, True), ("alice", True, True), ("alice", False, False)],
 )
-def test_one_made_by_hand_is_entered_only_with_its_node(
-    requester: str, *, node: bool, entered: bool
+async def test_one_made_by_hand_is_entered_only_with_its_node(
+    bench: Bench, requester: str, *, node: bool, entered: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        known = bench.stands(made(requester=requester))
-        if not node:
-            del bench.world.nodes["n1"]
-        await bench.objects.enter(bench.node_state, known)
-        assert bool(bench.entered) == entered
-        assert (bench.now().status.phase is Phase.INVALID) == (not entered)
-        if entered:
-            assert bench.entered == [("n1", known.spec)]
-            who = "by sickbay" if requester == OURS else "by hand"
-            assert f"made {who}" in bench.notes.transitions[0].summary
-
-    with_bench(test)()
+    known = bench.stands(made(requester=requester))
+    if not node:
+        del bench.world.nodes["n1"]
+    await bench.objects.enter(bench.node_state, known)
+    assert bool(bench.entered) == entered
+    assert (bench.now().status.phase is Phase.INVALID) == (not entered)
+    if entered:
+        assert bench.entered == [("n1", known.spec)]
+        who = "by sickbay" if requester == OURS else "by hand"
+        assert f"made {who}" in bench.notes.transitions[0].summary
 
 
-@with_bench
 async def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has(
     bench: Bench,
 ) -> None:
@@ -651,7 +622,6 @@ async def test_an_intent_is_written_where_it_has_changed_and_told_where_its_acti
     assert bench.node_state.quarantine == bench.now()
 
 
-@with_bench
 async def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now(bench: Bench) -> None:
     await bench.objects.force(bench.node_state)
     assert bench.world.quarantines == {}, "taken back in between"
@@ -674,7 +644,6 @@ async def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now(ben
     )
 
 
-@with_bench
 async def test_a_persons_action_is_shown_and_ends_a_drain(bench: Bench) -> None:
     blockers = (Blocker("jobs/a", "x", 1.0),)
     known = bench.stands(
@@ -696,45 +665,38 @@ async def test_a_persons_action_is_shown_and_ends_a_drain(bench: Bench) -> None:
         (f"{STILL_SCHEDULABLE}x", {"recordons": 6, "uncordoned_at": 5000.0}, False),
     ],
 )
-def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
-    text: str, status: dict[str, Any], *, told: bool
+async def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
+    bench: Bench, text: str, status: dict[str, Any], *, told: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        await asyncio.sleep(20)
-        known = bench.stands(made(Phase.CORDONED, **status))
-        bench.node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
-        await bench.objects.show_cordon(bench.node_state, known, text)
-        assert bench.now().status.uncordoned == text
-        assert len(bench.kinds()) == int(told)
-
-    with_bench(test)()
+    await asyncio.sleep(20)
+    known = bench.stands(made(Phase.CORDONED, **status))
+    bench.node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    await bench.objects.show_cordon(bench.node_state, known, text)
+    assert bench.now().status.uncordoned == text
+    assert len(bench.kinds()) == int(told)
 
 
 @pytest.mark.parametrize("requester", [OURS, "alice"])
 @pytest.mark.parametrize("phase", [Phase.CORDONED, Phase.INVALID])
 @pytest.mark.parametrize("gone", [True, False])
-def test_an_absence_is_shown_with_its_time_and_told(
-    phase: Phase, requester: str, *, gone: bool
+async def test_an_absence_is_shown_with_its_time_and_told(
+    bench: Bench, phase: Phase, requester: str, *, gone: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        known = bench.stands(made(phase, requester=requester))
-        bench.node_state.cluster.node_gone = gone
-        await bench.objects.show_absence(bench.node_state, known)
-        status, told = bench.now().status, bench.notes.transitions[-1].summary
-        assert (status.node_absent_since > 5000.0) == gone
-        assert (status.message == NO_NODE) == (phase is Phase.INVALID)
-        assert ("its Node is back" in told) == (not gone)
-        if gone:
-            assert ("ends by itself" in told) == (requester == OURS)
-        assert ("back" in bench.kinds()[0]) == (not gone)
-
-    with_bench(test)()
+    known = bench.stands(made(phase, requester=requester))
+    bench.node_state.cluster.node_gone = gone
+    await bench.objects.show_absence(bench.node_state, known)
+    status, told = bench.now().status, bench.notes.transitions[-1].summary
+    assert (status.node_absent_since > 5000.0) == gone
+    assert (status.message == NO_NODE) == (phase is Phase.INVALID)
+    assert ("its Node is back" in told) == (not gone)
+    if gone:
+        assert ("ends by itself" in told) == (requester == OURS)
+    assert ("back" in bench.kinds()[0]) == (not gone)
 
 
 # -- reads ----------------------------------------------------------------------------------------
 
 
-@with_bench
 async def test_a_hint_stays_where_the_node_cant_be_read(bench: Bench) -> None:
     bench.node_state.work.needs_read = True
     await bench.acts.read_node(bench.node_state)
@@ -748,7 +710,6 @@ async def test_a_hint_stays_where_the_node_cant_be_read(bench: Bench) -> None:
     assert bench.node_state.work.needs_read
 
 
-@with_bench
 async def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_known(
     bench: Bench,
 ) -> None:
@@ -762,7 +723,6 @@ async def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_i
         assert bench.node_state.quarantine_view.vanished == vanished
 
 
-@with_bench
 async def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted(
     bench: Bench,
 ) -> None:

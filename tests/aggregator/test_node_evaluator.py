@@ -5,6 +5,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
@@ -25,6 +27,8 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.replica import POLICY, Notes, all_in_mode, fault, hello, snapshot
 from tests.support.virtual_time import in_virtual_time, loop_time
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 ITEM = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
 OPEN = Incident("i", "n1", "boot-1", "gpu", "drain", "bad", 1.0, (ITEM,), 60.0)
@@ -79,7 +83,6 @@ def desired(action: Action, uncapped: Action, in_force: Action = Action.DRAIN) -
     return DesiredState(QuarantineSpec(action, "gpu", "bad", OURS), uncapped, in_force)
 
 
-@in_virtual_time
 async def test_a_node_is_evaluated_again_when_time_alone_may_change_it() -> None:
     bench, asked = Bench(), []
     due: list[float | None] = [loop_time() + 10.0, loop_time() - 5.0, None]
@@ -114,7 +117,6 @@ async def test_a_node_is_evaluated_again_when_time_alone_may_change_it() -> None
     assert node_state.decision.timer is None
 
 
-@in_virtual_time
 async def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
     bench = Bench()
     many = replace(OPEN, evidence=(ITEM,) * 9)
@@ -136,7 +138,6 @@ async def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
             assert told.details["evidence"].count("xid:79") == (8 if opened else 1)
 
 
-@in_virtual_time
 async def test_an_incident_that_waits_for_its_fabric_is_told_when_the_wait_is_over() -> None:
     bench = Bench()
     bench.fabric_hold_ends = loop_time() + 15.0
@@ -155,7 +156,6 @@ async def test_an_incident_that_waits_for_its_fabric_is_told_when_the_wait_is_ov
     assert bench.counted == 1, "the causes are counted before it is told which explains it"
 
 
-@in_virtual_time
 async def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_in_full() -> None:
     bench = Bench()
     bench.fabric_hold_ends = loop_time() + 15.0
@@ -166,7 +166,6 @@ async def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_
     assert bench.notes.kinds("n1") == ["incident.opened", "incident.closed"]
 
 
-@in_virtual_time
 async def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
     bench = Bench(Action.CORDON)
     summary = bench.node_state.decision
@@ -183,7 +182,6 @@ async def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
     assert summary.would == ""
 
 
-@in_virtual_time
 async def test_a_hold_ends_where_nothing_is_to_be_done() -> None:
     bench = Bench()
     for wanted, ends in (
@@ -212,7 +210,6 @@ def test_an_action_is_done_by_the_phase_that_it_leads_to() -> None:
         assert _is_done(found, Action.DRAIN) == drained
 
 
-@in_virtual_time
 async def test_what_people_ask_caps_what_is_wanted() -> None:
     bench = Bench()
     await asyncio.sleep(2000)

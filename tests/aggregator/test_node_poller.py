@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,7 +39,9 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.node_states import set_fields
 from tests.support.replica import component, hello, snapshot
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}
 FOREVER = float("-inf")
@@ -144,13 +145,6 @@ def silent_node(bench: Bench) -> Any:
     node_state.agent.health.snapshot(snapshot(component("disk", "/data", Status.FAILED, "dead")))
     node_state.agent.silent = True
     return node_state
-
-
-def run(test: Callable[[], Any]) -> None:
-    async def main(_: VirtualTimeLoop) -> None:
-        await test()
-
-    play(main)
 
 
 # -- what is due ----------------------------------------------------------------------------------
@@ -260,145 +254,126 @@ def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> Non
 # -- what a read makes of a node ------------------------------------------------------------------
 
 
-def test_a_node_that_waits_is_read_from_the_cache_and_left_while_others_are_at_work() -> None:
-    async def test() -> None:
-        bench = Bench()
-        node_state = bench.node_state()
-        bench.nodes["n1"] = bare(labels=UPGRADE)
-        node_state.take_node(bench.nodes["n1"])
-        node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
-        await bench.poll(node_state)
-        assert (bench.seen_to, bench.reads) == ([], [("n1", True)])
-
-    run(test)
+async def test_a_node_that_waits_is_read_from_the_cache_and_left_while_others_are_at_work() -> None:
+    bench = Bench()
+    node_state = bench.node_state()
+    bench.nodes["n1"] = bare(labels=UPGRADE)
+    node_state.take_node(bench.nodes["n1"])
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
+    await bench.poll(node_state)
+    assert (bench.seen_to, bench.reads) == ([], [("n1", True)])
 
 
 @pytest.mark.parametrize(
     ("gone", "labels", "suspect"),
     [(False, UPGRADE, False), (True, UPGRADE, True), (False, {}, True)],
 )
-def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back(
+async def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back(
     *, gone: bool, labels: dict[str, str], suspect: bool
 ) -> None:
-    async def test() -> None:
-        bench = Bench()
-        node_state = bench.node_state()
-        node_state.take_node(bare(labels=UPGRADE))
-        node_state.decision.hold, node_state.cluster.node_gone = HELD, gone
-        await bench.poller._due()
-        bench.nodes["n1"] = bare(labels=labels, annotations={PIN: "x"})
+    bench = Bench()
+    node_state = bench.node_state()
+    node_state.take_node(bare(labels=UPGRADE))
+    node_state.decision.hold, node_state.cluster.node_gone = HELD, gone
+    await bench.poller._due()
+    bench.nodes["n1"] = bare(labels=labels, annotations={PIN: "x"})
+    await bench.poll(node_state)
+    assert node_state.work.needs_read == suspect
+    assert bench.seen_to == (["n1"] if suspect else [])
+    assert bench.evaluated == [], "what people ask is read with the node"
+
+
+async def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable() -> None:
+    bench = Bench()
+    node_state = bench.node_state()
+    set_fields(node_state, quarantine=quarantine(Phase.DRAINED), polled_at=1.0)
+    await bench.poll(node_state)
+    assert node_state.work.recheck_pods
+    assert bench.seen_to == ["n1"]
+    assert bench.reads == []
+    assert node_state.work.polled_at == 1000.0 - DRAINED_EVERY * 0.3
+    node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    await bench.poll(node_state)
+    assert bench.reads == [("n1", False)]
+
+
+async def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
+    bench = Bench()
+    node_state = bench.node_state()
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    bench.fails = True
+    await bench.poll(node_state)
+    assert not node_state.work.needs_read
+    bench.fails, bench.nodes["n1"] = False, None
+    await bench.poll(node_state)
+    assert not node_state.work.needs_read
+    assert node_state.work.polled_at == bench.time
+    bench.nodes["n1"] = bare()
+    await bench.poll(node_state)
+    assert node_state.work.needs_read, "the positive control"
+
+
+async def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_lost_more() -> (
+    None
+):
+    bench = Bench()
+    node_state = bench.node_state()
+    left = bare(unschedulable=False)
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
+    for uncordoned, node, lacks, suspect in (
+        (Uncordoned.UNKNOWN, left, True, False),
+        (Uncordoned.UNKNOWN, bare(), True, True),
+        (Uncordoned.UNKNOWN, left, False, True),
+        (Uncordoned.NO, bare(), False, False),
+    ):
+        node_state.own_quarantine_view().uncordoned, bench.nodes["n1"] = uncordoned, node
+        node_state.own_quarantine_view().missing = (
+            node_state.lacks(node, node_state.quarantine) if lacks else ()
+        )
         await bench.poll(node_state)
         assert node_state.work.needs_read == suspect
         assert bench.seen_to == (["n1"] if suspect else [])
-        assert bench.evaluated == [], "what people ask is read with the node"
-
-    run(test)
 
 
-def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable() -> None:
-    async def test() -> None:
-        bench = Bench()
-        node_state = bench.node_state()
-        set_fields(node_state, quarantine=quarantine(Phase.DRAINED), polled_at=1.0)
-        await bench.poll(node_state)
-        assert node_state.work.recheck_pods
-        assert bench.seen_to == ["n1"]
-        assert bench.reads == []
-        assert node_state.work.polled_at == 1000.0 - DRAINED_EVERY * 0.3
-        node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
-        await bench.poll(node_state)
-        assert bench.reads == [("n1", False)]
-
-    run(test)
-
-
-def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
-    async def test() -> None:
-        bench = Bench()
-        node_state = bench.node_state()
-        node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
-        node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
-        bench.fails = True
-        await bench.poll(node_state)
-        assert not node_state.work.needs_read
-        bench.fails, bench.nodes["n1"] = False, None
-        await bench.poll(node_state)
-        assert not node_state.work.needs_read
-        assert node_state.work.polled_at == bench.time
-        bench.nodes["n1"] = bare()
-        await bench.poll(node_state)
-        assert node_state.work.needs_read, "the positive control"
-
-    run(test)
-
-
-def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_lost_more() -> None:
-    async def test() -> None:
-        bench = Bench()
-        node_state = bench.node_state()
-        left = bare(unschedulable=False)
-        node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
-        for uncordoned, node, lacks, suspect in (
-            (Uncordoned.UNKNOWN, left, True, False),
-            (Uncordoned.UNKNOWN, bare(), True, True),
-            (Uncordoned.UNKNOWN, left, False, True),
-            (Uncordoned.NO, bare(), False, False),
-        ):
-            node_state.own_quarantine_view().uncordoned, bench.nodes["n1"] = uncordoned, node
-            node_state.own_quarantine_view().missing = (
-                node_state.lacks(node, node_state.quarantine) if lacks else ()
-            )
-            await bench.poll(node_state)
-            assert node_state.work.needs_read == suspect
-            assert bench.seen_to == (["n1"] if suspect else [])
-
-    run(test)
-
-
-def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
-    async def test() -> None:
-        bench = Bench()
-        node_state = bench.node_state()
-        node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
-        await bench.poll(node_state)
-        assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (False, [], [])
-        bench.nodes["n1"] = bare(annotations={PIN: "x"})
-        await bench.poll(node_state)
-        assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (False, ["n1"], [])
-        assert node_state.cluster.operator_requests.pinned
-        await bench.poll(node_state)
-        assert bench.evaluated == []
-        bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
-        await bench.poll(node_state)
-        assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (True, [], ["n1"])
-
-    run(test)
+async def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
+    bench = Bench()
+    node_state = bench.node_state()
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    await bench.poll(node_state)
+    assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (False, [], [])
+    bench.nodes["n1"] = bare(annotations={PIN: "x"})
+    await bench.poll(node_state)
+    assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (False, ["n1"], [])
+    assert node_state.cluster.operator_requests.pinned
+    await bench.poll(node_state)
+    assert bench.evaluated == []
+    bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
+    await bench.poll(node_state)
+    assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (True, [], ["n1"])
 
 
 # -- silence --------------------------------------------------------------------------------------
 
 
-def test_a_silent_agents_last_word_is_told_once_and_only_where_its_kubelet_is_ready() -> None:
-    async def test() -> None:
-        bench = Bench()
-        node_state = silent_node(bench)
-        for ready in (None, False):
-            bench.nodes["n1"] = bare(ready=ready)
-            await bench.poll(node_state)
-            assert (node_state.agent.silent_failing, bench.told) == ("", [])
-        bench.nodes["n1"] = bare(ready=True)
+async def test_a_silent_agents_last_word_is_told_once_and_only_where_its_kubelet_is_ready() -> None:
+    bench = Bench()
+    node_state = silent_node(bench)
+    for ready in (None, False):
+        bench.nodes["n1"] = bare(ready=ready)
         await bench.poll(node_state)
-        assert node_state.agent.silent_failing == "disk /data: dead"
-        assert node_state.agent.silent_failing_since == bench.time
-        assert bench.evaluated == ["n1"]
-        await bench.poll(node_state)
-        assert len(bench.told) == 1
-        assert bench.evaluated == []
-        node_state.agent.silent, node_state.agent.silent_failing = False, ""
-        await bench.poll(node_state)
-        assert node_state.agent.silent_failing == ""
-
-    run(test)
+        assert (node_state.agent.silent_failing, bench.told) == ("", [])
+    bench.nodes["n1"] = bare(ready=True)
+    await bench.poll(node_state)
+    assert node_state.agent.silent_failing == "disk /data: dead"
+    assert node_state.agent.silent_failing_since == bench.time
+    assert bench.evaluated == ["n1"]
+    await bench.poll(node_state)
+    assert len(bench.told) == 1
+    assert bench.evaluated == []
+    node_state.agent.silent, node_state.agent.silent_failing = False, ""
+    await bench.poll(node_state)
+    assert node_state.agent.silent_failing == ""
 
 
 def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -> None:

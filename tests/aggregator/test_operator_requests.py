@@ -39,6 +39,8 @@ from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 ILL = snapshot(fault())
 
 
@@ -197,7 +199,6 @@ def test_a_person_who_exempts_a_forced_node_is_heard_until_the_exemption_ends() 
 # -- exempt ---------
 
 
-@virtual_time.in_virtual_time
 async def test_an_exempt_node_is_left_alone_shown_and_evaluated_again_when_it_ends() -> None:
     world = one_node()
     replica = Replica(world, clock=Running())
@@ -220,7 +221,6 @@ async def test_an_exempt_node_is_left_alone_shown_and_evaluated_again_when_it_en
 
 
 @pytest.mark.parametrize("call", ["write_record", "read_node", "create_quarantine", "patch_node"])
-@virtual_time.in_virtual_time
 async def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(call: str) -> None:
     world = one_node()
     if call == "read_node":  # a taint that the patch does not expect: the node is read
@@ -244,7 +244,6 @@ async def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(c
     assert not world.quarantines
 
 
-@virtual_time.in_virtual_time
 async def test_what_an_exemption_kept_from_beginning_is_no_release_that_a_repeat_counts_from() -> (
     None
 ):
@@ -265,7 +264,6 @@ async def test_what_an_exemption_kept_from_beginning_is_no_release_that_a_repeat
     await soon(lambda: not world.quarantines)
 
 
-@virtual_time.in_virtual_time
 async def test_one_that_is_set_while_it_drains_stops_the_evictions_and_keeps_the_cordon() -> None:
     world = one_node()
     pod = world.add_pod("n1", "a")
@@ -282,7 +280,6 @@ async def test_one_that_is_set_while_it_drains_stops_the_evictions_and_keeps_the
     await soon(lambda: world.evicted == [pod.uid])  # its end is the end
 
 
-@virtual_time.in_virtual_time
 async def test_a_quarantine_made_by_hand_is_a_later_word_than_an_exemption() -> None:
     world = one_node(exempt=exemption(10**9, "x"))
     Replica(world, clock=Running())
@@ -291,7 +288,6 @@ async def test_a_quarantine_made_by_hand_is_a_later_word_than_an_exemption() -> 
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
 
-@virtual_time.in_virtual_time
 async def test_an_exemption_that_makes_no_sense_keeps_evictions_off_and_no_cordon() -> None:
     world = one_node(exempt="forever")
     pod = world.add_pod("n1", "a")
@@ -308,7 +304,6 @@ async def test_an_exemption_that_makes_no_sense_keeps_evictions_off_and_no_cordo
 # -- force ---------
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_is_a_quarantine_until_it_is_taken_back() -> None:
     world = one_node(force="drain fan 3 is dead")
     none = replace(SETTINGS, limits=Limits(concurrent=0))
@@ -327,7 +322,6 @@ async def test_a_force_is_a_quarantine_until_it_is_taken_back() -> None:
     assert not world.nodes["n1"].unschedulable
 
 
-@virtual_time.in_virtual_time
 async def test_a_persons_release_takes_the_force_away_too() -> None:
     world = one_node(force="cordon wait for the vendor")
     Replica(world, clock=Running())
@@ -339,7 +333,6 @@ async def test_a_persons_release_takes_the_force_away_too() -> None:
     assert FORCE not in world.nodes["n1"].annotations
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_can_be_made_stronger_and_weaker() -> None:
     world = one_node(force="cordon x")
     pod = world.add_pod("n1", "a")
@@ -352,7 +345,6 @@ async def test_a_force_can_be_made_stronger_and_weaker() -> None:
 
 
 @pytest.mark.parametrize("more", [{"exempt": exemption(10**9, "x")}, {"force": "explode"}])
-@virtual_time.in_virtual_time
 async def test_a_force_that_is_unclear_or_contradicted_does_nothing(more: dict[str, str]) -> None:
     world = one_node(**({"force": "drain x"} | more))
     replica = Replica(world, clock=Running())
@@ -362,7 +354,6 @@ async def test_a_force_that_is_unclear_or_contradicted_does_nothing(more: dict[s
     assert replica.fleet.node_summaries["n1"].decision.requests
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_goes_with_its_node() -> None:
     world = one_node(force="drain x")
     Replica(world, clock=Running())
@@ -373,7 +364,6 @@ async def test_a_force_goes_with_its_node() -> None:
     assert parse_record(world.record.text).entries == {}
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_that_goes_before_its_force_is_carried_out_gets_no_quarantine() -> None:
     world = one_node(force="drain x")
 
@@ -388,7 +378,6 @@ async def test_a_node_that_goes_before_its_force_is_carried_out_gets_no_quaranti
     assert replica.cluster.calls < 100  # nor is it asked for over and over
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_waits_for_the_stop_switch() -> None:
     world = one_node(force="drain x")
     world.person_stops("wait")
@@ -399,7 +388,6 @@ async def test_a_force_waits_for_the_stop_switch() -> None:
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
 
-@virtual_time.in_virtual_time
 async def test_a_force_keeps_in_what_has_recovered() -> None:
     world = one_node()
     replica = Replica(world, clock=Running())
@@ -416,7 +404,6 @@ async def test_a_force_keeps_in_what_has_recovered() -> None:
     await soon(lambda: not world.quarantines)
 
 
-@virtual_time.in_virtual_time
 async def test_nobody_asks_and_no_node_is_read() -> None:
     world = World()
     for index in range(50):

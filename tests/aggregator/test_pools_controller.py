@@ -20,6 +20,8 @@ from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snap
 from tests.support.virtual_replica import Running, later, soon
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 CANARY = Pool("canary", LabelSelector({"pool": "canary"}), Action.DRAIN)
 POOLED = replace(SETTINGS, mode=Action.OBSERVE, pools=(CANARY,))
 #: A list of the nodes shows a change of labels at the latest (seconds).
@@ -50,7 +52,6 @@ def entries(world: World) -> set[str]:
     return set(parse_record(world.record.text).entries)
 
 
-@in_virtual_time
 async def test_the_canary_drains_and_the_rest_is_observed() -> None:
     world = fleet_of(n1="canary", n2="other", n3="")
     replica = start(world)
@@ -70,7 +71,6 @@ async def test_the_canary_drains_and_the_rest_is_observed() -> None:
     assert any("mode observe of pool default keeps us from this" in text for text in told)
 
 
-@in_virtual_time
 async def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_only_observed() -> None:
     world, gang = fleet_of(n1="canary", n2="other"), {"jobset.sigs.k8s.io/jobset-name": "train"}
     for name in ("n1", "n2"):
@@ -84,7 +84,6 @@ async def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_only_ob
     assert world.evicted == ["uid-job-n1"]
 
 
-@in_virtual_time
 async def test_a_quarantine_by_hand_counts_in_its_pool_and_for_the_rate_of_that() -> None:
     world = fleet_of(n1="canary", n2="canary")
     rate = replace(CANARY, limits=PoolLimits(new_per_window=1))
@@ -101,7 +100,6 @@ async def test_a_quarantine_by_hand_counts_in_its_pool_and_for_the_rate_of_that(
     assert set(world.quarantines) == {"n1"}
 
 
-@in_virtual_time
 async def test_a_pool_is_observed_where_the_file_drains() -> None:
     world = fleet_of(n1="quiet", n2="")
     quiet = Pool("quiet", LabelSelector({"pool": "quiet"}), Action.OBSERVE)
@@ -115,7 +113,6 @@ async def test_a_pool_is_observed_where_the_file_drains() -> None:
     assert not is_marked(world.nodes["n1"])
 
 
-@in_virtual_time
 async def test_a_pool_of_observed_nodes_alone_writes_nothing() -> None:
     world = fleet_of(n1="quiet", n2="")
     quiet = Pool("quiet", LabelSelector({"pool": "quiet"}))
@@ -127,7 +124,6 @@ async def test_a_pool_of_observed_nodes_alone_writes_nothing() -> None:
     assert not world.writes
 
 
-@in_virtual_time
 async def test_a_node_that_comes_to_the_canary_is_acted_on_once_it_is_listed() -> None:
     world = fleet_of(n1="")
     replica = start(world)
@@ -139,7 +135,6 @@ async def test_a_node_that_comes_to_the_canary_is_acted_on_once_it_is_listed() -
     await soon(lambda: world.evicted, within=LISTED)
 
 
-@in_virtual_time
 async def test_a_node_that_leaves_the_canary_keeps_its_quarantine_and_its_pods() -> None:
     world = fleet_of(n1="canary")
     world.add_pod("n1", "job-2")
@@ -165,7 +160,6 @@ async def test_a_node_that_leaves_the_canary_keeps_its_quarantine_and_its_pods()
     assert not is_marked(world.nodes["n1"])
 
 
-@in_virtual_time
 async def test_an_observed_node_is_released_when_it_has_recovered() -> None:
     world = fleet_of(n1="canary")
     replica = start(world)
@@ -180,7 +174,6 @@ async def test_an_observed_node_is_released_when_it_has_recovered() -> None:
     assert not entries(world)
 
 
-@in_virtual_time
 async def test_a_restart_after_a_move_neither_releases_nor_evicts() -> None:
     world = fleet_of(n1="canary")
     world.add_pod("n1", "job-2")
@@ -201,7 +194,6 @@ async def test_a_restart_after_a_move_neither_releases_nor_evicts() -> None:
     assert is_marked(world.nodes["n1"])
 
 
-@in_virtual_time
 async def test_a_start_reports_no_pool_before_the_labels_are_known() -> None:
     """Agents may connect before the nodes are listed: the canary is not reported as observed."""
     world = fleet_of(n1="canary", n2="")
@@ -235,7 +227,6 @@ class Moved(MemoryCluster):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", ["read_node", "write_record", "create_quarantine", "patch_node"])
-@in_virtual_time
 async def test_no_node_is_marked_in_a_pool_that_is_observed_whenever_it_was_moved(
     call: str, *, after: bool
 ) -> None:
@@ -256,7 +247,6 @@ async def test_no_node_is_marked_in_a_pool_that_is_observed_whenever_it_was_move
         assert not world.evicted
 
 
-@in_virtual_time
 async def test_a_node_that_moves_between_its_admission_and_a_restart_is_admitted_anew() -> None:
     """Both pools drain, and the new one is full: the node waits there, and is not begun."""
     one = PoolLimits(concurrent=1)
@@ -300,7 +290,6 @@ class LateList(MemoryCluster):
         return found
 
 
-@in_virtual_time
 async def test_a_list_that_is_older_than_a_read_brings_no_node_back_to_its_pool() -> None:
     world = fleet_of(n1="canary")
     world.add_pod("n1", "job-2")
@@ -325,7 +314,6 @@ async def test_a_list_that_is_older_than_a_read_brings_no_node_back_to_its_pool(
 
 
 @pytest.mark.parametrize("call", ["read_node", "write_record", "create_quarantine"])
-@in_virtual_time
 async def test_a_node_that_moves_while_it_is_admitted_is_counted_where_it_is_acted_on(
     call: str,
 ) -> None:
@@ -346,7 +334,6 @@ async def test_a_node_that_moves_while_it_is_admitted_is_counted_where_it_is_act
     assert hold.limit == "pools.limits.concurrent"
 
 
-@in_virtual_time
 async def test_without_pools_labels_of_nodes_change_nothing() -> None:
     """The same calls in the same order, whatever the labels do."""
 
@@ -381,7 +368,6 @@ DRAINS_CANARY = shipped_policy(
 DRAINING = replace(SETTINGS, mode=Action.DRAIN)
 
 
-@in_virtual_time
 async def test_a_rule_about_some_nodes_acts_there_alone() -> None:
     world = fleet_of(n1="canary", n2="")
     replica = Replica(world, clock=Running(), settings=DRAINING, policy=DRAINS_CANARY)
@@ -397,7 +383,6 @@ async def test_a_rule_about_some_nodes_acts_there_alone() -> None:
     await soon(lambda: set(world.quarantines) == {"n1", "n2"}, within=LISTED)
 
 
-@in_virtual_time
 async def test_a_move_away_from_a_rule_neither_releases_nor_lowers_also_over_a_restart() -> None:
     world = fleet_of(n1="canary")
     first = Replica(world, clock=Running(), settings=DRAINING, policy=DRAINS_CANARY)
@@ -420,7 +405,6 @@ async def test_a_move_away_from_a_rule_neither_releases_nor_lowers_also_over_a_r
     await soon(lambda: not world.quarantines)
 
 
-@in_virtual_time
 async def test_a_held_node_that_moves_away_from_a_rule_is_not_proposed_any_more() -> None:
     world = fleet_of(n1="canary", n2="canary")
     limits = replace(DRAINING.limits, concurrent=1)
@@ -442,7 +426,6 @@ async def test_a_held_node_that_moves_away_from_a_rule_is_not_proposed_any_more(
     assert not world.quarantines
 
 
-@in_virtual_time
 async def test_a_rule_about_some_nodes_acts_on_a_node_that_joined_after_the_start() -> None:
     """Its agent may report before any list has its labels."""
     world = fleet_of(n1="canary")

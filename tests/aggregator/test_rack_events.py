@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,6 +121,9 @@ def play(test: Callable[[Racks], Coroutine[Any, Any, None]], **options: Any) -> 
     virtual_time.run(main())
 
 
+pytestmark = pytest.mark.decorated(by=played_by(play))
+
+
 async def _tray_fails(racks: Racks, nodes: range = range(RACK)) -> None:
     for number in nodes:
         now = racks.loop.time()
@@ -128,7 +132,6 @@ async def _tray_fails(racks: Racks, nodes: range = range(RACK)) -> None:
         await asyncio.sleep(0.05)
 
 
-@played_by(play)
 async def test_a_tray_that_fails_is_one_cause_with_one_alert_and_quarantines_no_node(
     racks: Racks,
 ) -> None:
@@ -184,7 +187,6 @@ async def test_the_node_label_serves_where_the_agent_names_no_fabric(racks: Rack
     assert racks.alerts() == [EventKind.COMMON_CAUSE]
 
 
-@played_by(play)
 async def test_a_gpu_alone_in_its_fabric_is_drained_when_nobody_shows_the_same(
     racks: Racks,
 ) -> None:
@@ -201,7 +203,6 @@ async def test_a_gpu_alone_in_its_fabric_is_drained_when_nobody_shows_the_same(
     assert racks.quarantined == {"n3"}
 
 
-@played_by(play)
 async def test_the_fabric_holds_no_fault_of_the_gpu_itself(racks: Racks) -> None:
     await _tray_fails(racks)
     await asyncio.sleep(5)
@@ -216,7 +217,6 @@ async def test_the_fabric_holds_no_fault_of_the_gpu_itself(racks: Racks) -> None
     assert racks.quarantined == {"n2", "n5"}
 
 
-@played_by(play)
 async def test_a_cordon_that_stands_becomes_no_drain_in_a_rack_event(racks: Racks) -> None:
     racks.show(0, xid(74, "GPU-3", racks.loop.time()))
     await until(lambda: phase_of(racks.world, "n0") is Phase.CORDONED)
@@ -227,7 +227,6 @@ async def test_a_cordon_that_stands_becomes_no_drain_in_a_rack_event(racks: Rack
     assert racks.quarantined == {"n0"}
 
 
-@played_by(play)
 async def test_a_reset_gpu_is_not_drained_for_a_verdict_that_was_read_before_the_reset(
     racks: Racks,
 ) -> None:
@@ -245,7 +244,6 @@ async def test_a_reset_gpu_is_not_drained_for_a_verdict_that_was_read_before_the
     assert racks.quarantined == set()
 
 
-@played_by(play)
 async def test_errors_of_two_fabrics_are_no_cause_of_either(racks: Racks) -> None:
     now = racks.loop.time()
     for number in (0, RACK):
@@ -254,7 +252,6 @@ async def test_errors_of_two_fabrics_are_no_cause_of_either(racks: Racks) -> Non
     assert racks.quarantined == {"n0", f"n{RACK}"}
 
 
-@played_by(play)
 async def test_a_peer_device_row_never_drains_the_observer_alone(racks: Racks) -> None:
     now = racks.loop.time()
     racks.show(1, link_error("GPU-0", now, PEER), verdict("GPU-0", now + 0.001))

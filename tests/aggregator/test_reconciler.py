@@ -59,7 +59,7 @@ from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields
 from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, Turned, all_in_mode
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
 WANTED = DesiredState(QuarantineSpec(Action.DRAIN, "gpu", "x", OURS), Action.DRAIN, Action.DRAIN)
@@ -244,156 +244,133 @@ class Bench:
         return done, [name for name in self.did if name not in ("wanted_now", "unhold_resumed")]
 
 
-@pytest.fixture
-def play_bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Bench], Any]], None]:
-    def run(test: Callable[[Bench], Any]) -> None:
-        async def main(loop: VirtualTimeLoop) -> None:
-            await test(Bench(monkeypatch, loop))
-
-        play(main)
-
-    return run
-
-
-Play = Callable[[Callable[[Bench], Any]], None]
+def play_bench(test: Callable[[Bench], Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        play(lambda loop: test(Bench(patch, loop)))
 
 
 # -- what there is to do --------------------------------------------------------------------------
 
 
-def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        assert not bench.queue.has_work(bench.node_state)
-        for name, value in (
-            ("wanted", WANTED),
-            ("quarantine", quarantine()),
-            ("hold", NodeHold("stop", "set", "x", 1.0)),
-            ("operator_requests", replace(NONE, force=Action.CORDON)),
-            ("needs_read", True),
-            ("orphan", "uid"),
-            ("ended_overrides", frozenset({WORD})),
-            ("waiters", (bench.loop.create_future(),)),
-            ("to_adopt", True),
-        ):
-            before = getattr(part_with(bench.node_state, name), name)
-            set_fields(bench.node_state, **{name: value})
-            assert bench.queue.has_work(bench.node_state), name
-            set_fields(bench.node_state, **{name: before})
-        bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-        assert bench.queue.has_work(bench.node_state)
-        assert bench.node_state.work.in_record
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_there_is_work_for_each_single_reason(bench: Bench) -> None:
+    assert not bench.queue.has_work(bench.node_state)
+    for name, value in (
+        ("wanted", WANTED),
+        ("quarantine", quarantine()),
+        ("hold", NodeHold("stop", "set", "x", 1.0)),
+        ("operator_requests", replace(NONE, force=Action.CORDON)),
+        ("needs_read", True),
+        ("orphan", "uid"),
+        ("ended_overrides", frozenset({WORD})),
+        ("waiters", (bench.loop.create_future(),)),
+        ("to_adopt", True),
+    ):
+        before = getattr(part_with(bench.node_state, name), name)
+        set_fields(bench.node_state, **{name: value})
+        assert bench.queue.has_work(bench.node_state), name
+        set_fields(bench.node_state, **{name: before})
+    bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
+    assert bench.queue.has_work(bench.node_state)
+    assert bench.node_state.work.in_record
 
 
-def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        node_state, queue = bench.node_state, bench.queue
-        queue.view = False
-        queue.add(node_state)
-        await asyncio.sleep(0)
-        assert [node_state.work.task] == [None]
-        assert node_state.work.is_queued
-        queue.view, bench.may = True, False
-        queue.add(node_state)
-        await asyncio.sleep(0)
-        assert [node_state.work.task] == [None]
-        bench.may = True
-        queue.resume(node_state)
-        await asyncio.sleep(0)
-        assert [node_state.work.task] == [None], "there is nothing to do for it"
-        queue.add_for_read(node_state)
-        await asyncio.sleep(0)
-        first: Any = node_state.work.task
-        assert first is not None
-        queue.add(node_state)
-        assert node_state.work.task is first
-        bench.answers["read_node"] = lambda: set_fields(node_state, needs_read=False)
-        await first
-        assert bench.did.count("read_node") == 1
-        assert not node_state.work.is_queued
-        node_state.work.needs_read = True
-        queue.resume(node_state)
-        await asyncio.sleep(0)
-        assert node_state.work.task is first, "nothing has waited"
-        queue.add_if_pending(node_state)
-        await asyncio.sleep(0)
-        assert node_state.work.task is not first
-        await node_state.work.task
-        node_state.work.needs_read, second = False, node_state.work.task
-        queue.add_if_pending(node_state)
-        await asyncio.sleep(0)
-        assert node_state.work.task is second
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_node_has_one_task_and_none_while_nothing_may_be_done(bench: Bench) -> None:
+    node_state, queue = bench.node_state, bench.queue
+    queue.view = False
+    queue.add(node_state)
+    await asyncio.sleep(0)
+    assert [node_state.work.task] == [None]
+    assert node_state.work.is_queued
+    queue.view, bench.may = True, False
+    queue.add(node_state)
+    await asyncio.sleep(0)
+    assert [node_state.work.task] == [None]
+    bench.may = True
+    queue.resume(node_state)
+    await asyncio.sleep(0)
+    assert [node_state.work.task] == [None], "there is nothing to do for it"
+    queue.add_for_read(node_state)
+    await asyncio.sleep(0)
+    first: Any = node_state.work.task
+    assert first is not None
+    queue.add(node_state)
+    assert node_state.work.task is first
+    bench.answers["read_node"] = lambda: set_fields(node_state, needs_read=False)
+    await first
+    assert bench.did.count("read_node") == 1
+    assert not node_state.work.is_queued
+    node_state.work.needs_read = True
+    queue.resume(node_state)
+    await asyncio.sleep(0)
+    assert node_state.work.task is first, "nothing has waited"
+    queue.add_if_pending(node_state)
+    await asyncio.sleep(0)
+    assert node_state.work.task is not first
+    await node_state.work.task
+    node_state.work.needs_read, second = False, node_state.work.task
+    queue.add_if_pending(node_state)
+    await asyncio.sleep(0)
+    assert node_state.work.task is second
 
 
-def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        def act() -> None:
-            bench.may, bench.node_state.work.needs_read = False, bench.did.count("read_node") < 2
+@played_by(play_bench)
+async def test_nothing_more_is_begun_once_it_may_not_be(bench: Bench) -> None:
+    def act() -> None:
+        bench.may, bench.node_state.work.needs_read = False, bench.did.count("read_node") < 2
 
-        bench.answers["read_node"] = act
-        bench.queue.add_for_read(bench.node_state)
-        await asyncio.sleep(0)
-        await bench.node_state.work.task
-        assert bench.did.count("read_node") == 1
-        assert bench.node_state.work.is_queued, "it waits for leave"
-
-    play_bench(test)
+    bench.answers["read_node"] = act
+    bench.queue.add_for_read(bench.node_state)
+    await asyncio.sleep(0)
+    await bench.node_state.work.task
+    assert bench.did.count("read_node") == 1
+    assert bench.node_state.work.is_queued, "it waits for leave"
 
 
 # -- the order of steps ---------------------------------------------------------------------------
 
 
-def test_another_installations_quarantine_is_left_alone_before_anything_else(
-    play_bench: Play,
+@played_by(play_bench)
+async def test_another_installations_quarantine_is_left_alone_before_anything_else(
+    bench: Bench,
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.node_state.work.needs_read, bench.node_state.cluster.ended_overrides = (
-            True,
-            frozenset({WORD}),
-        )
-        assert await bench.next(quarantine=quarantine(foreign="elsewhere")) == (
-            True,
-            ["leave_foreign"],
-        )
-
-    play_bench(test)
+    bench.node_state.work.needs_read, bench.node_state.cluster.ended_overrides = (
+        True,
+        frozenset({WORD}),
+    )
+    assert await bench.next(quarantine=quarantine(foreign="elsewhere")) == (
+        True,
+        ["leave_foreign"],
+    )
 
 
-def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        set_fields(bench.node_state, needs_read=True, orphan="uid")
-        assert await bench.next() == (False, ["read_node", "explain"])
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_hint_is_looked_into_first(bench: Bench) -> None:
+    set_fields(bench.node_state, needs_read=True, orphan="uid")
+    assert await bench.next() == (False, ["read_node", "explain"])
 
 
-def test_pods_are_read_again_once_and_the_step_goes_on(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        bench.node_state.work.recheck_pods = True
-        assert await bench.next() == (True, ["recheck"])
-        assert await bench.next() == (True, [])
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_pods_are_read_again_once_and_the_step_goes_on(bench: Bench) -> None:
+    bench.node_state.work.recheck_pods = True
+    assert await bench.next() == (True, ["recheck"])
+    assert await bench.next() == (True, [])
 
 
-def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
-    play_bench: Play,
+@played_by(play_bench)
+async def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
+    bench: Bench,
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.answers["definition_is_going"] = True
-        await bench.next(quarantine=quarantine())
-        assert not bench.node_state.quarantine_view.definition_going
-        assert await bench.next(quarantine=quarantine(deleting=True)) == (
-            True,
-            ["definition_is_going", "explain"],
-        )
-        assert bench.node_state.quarantine_view.definition_going
-        assert bench.views["plan_release"].definition_going
-
-    play_bench(test)
+    bench.answers["definition_is_going"] = True
+    await bench.next(quarantine=quarantine())
+    assert not bench.node_state.quarantine_view.definition_going
+    assert await bench.next(quarantine=quarantine(deleting=True)) == (
+        True,
+        ["definition_is_going", "explain"],
+    )
+    assert bench.node_state.quarantine_view.definition_going
+    assert bench.views["plan_release"].definition_going
 
 
 @pytest.mark.parametrize(
@@ -410,22 +387,18 @@ def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
         ({"ended_overrides": frozenset({WORD})}, True, (False, ["clear_overrides"])),
     ],
 )
-def test_marks_without_an_object_come_before_words_that_are_over(
-    play_bench: Play, node_state: dict[str, Any], expected: tuple[bool, list[str]], *, stands: bool
+@played_by(play_bench)
+async def test_marks_without_an_object_come_before_words_that_are_over(
+    bench: Bench, node_state: dict[str, Any], expected: tuple[bool, list[str]], *, stands: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        set_fields(bench.node_state, **node_state)
-        assert await bench.next(quarantine=quarantine() if stands else None) == expected
-
-    play_bench(test)
+    set_fields(bench.node_state, **node_state)
+    assert await bench.next(quarantine=quarantine() if stands else None) == expected
 
 
-def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        bench.node_state.cluster.ended_overrides = frozenset({WORD})
-        assert await bench.next(quarantine=quarantine(Phase.RELEASING)) == (True, [])
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_words_that_are_over_wait_for_a_release_that_is_under_way(bench: Bench) -> None:
+    bench.node_state.cluster.ended_overrides = frozenset({WORD})
+    assert await bench.next(quarantine=quarantine(Phase.RELEASING)) == (True, [])
 
 
 @pytest.mark.parametrize(
@@ -457,86 +430,74 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
         (ReleaseStep.LET_GO, True, (False, ["drop_finalizer"])),
     ],
 )
-def test_each_step_is_carried_out_by_its_own_act(
-    play_bench: Play, step: enum.StrEnum, expected: tuple[bool, list[str]], *, stands: bool
+@played_by(play_bench)
+async def test_each_step_is_carried_out_by_its_own_act(
+    bench: Bench, step: enum.StrEnum, expected: tuple[bool, list[str]], *, stands: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.step, bench.answers["wanted_now"] = NextStep(step), WANTED
-        assert await bench.next(quarantine=quarantine() if stands else None) == expected
-
-    play_bench(test)
+    bench.step, bench.answers["wanted_now"] = NextStep(step), WANTED
+    assert await bench.next(quarantine=quarantine() if stands else None) == expected
 
 
 @pytest.mark.parametrize(
     ("step", "stands"),
     [(AdmissionStep.PROPOSE, False), (AdmissionStep.CREATE, False), (ObjectStep.UPDATE, True)],
 )
-def test_what_is_not_wanted_any_more_is_not_begun(
-    play_bench: Play, step: enum.StrEnum, *, stands: bool
+@played_by(play_bench)
+async def test_what_is_not_wanted_any_more_is_not_begun(
+    bench: Bench, step: enum.StrEnum, *, stands: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.step = NextStep(step)
-        assert await bench.next(quarantine=quarantine() if stands else None) == (False, [])
-
-    play_bench(test)
+    bench.step = NextStep(step)
+    assert await bench.next(quarantine=quarantine() if stands else None) == (False, [])
 
 
-def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on(
-    play_bench: Play,
+@played_by(play_bench)
+async def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on(
+    bench: Bench,
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.step, bench.answers["wanted_now"] = NextStep(AdmissionStep.PROPOSE), WANTED
-        bench.answers["propose"] = False
-        assert await bench.next() == (True, ["propose"])
-        bench.answers["propose"] = True
-        assert await bench.next() == (False, ["propose"])
-
-    play_bench(test)
+    bench.step, bench.answers["wanted_now"] = NextStep(AdmissionStep.PROPOSE), WANTED
+    bench.answers["propose"] = False
+    assert await bench.next() == (True, ["propose"])
+    bench.answers["propose"] = True
+    assert await bench.next() == (False, ["propose"])
 
 
-def test_a_cordon_ends_where_its_node_proved_gone(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        bench.step = NextStep(MarkStep.CORDON)
-        bench.answers["cordon"] = lambda: set_fields(bench.node_state, node_gone=True)
-        assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow"])
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_cordon_ends_where_its_node_proved_gone(bench: Bench) -> None:
+    bench.step = NextStep(MarkStep.CORDON)
+    bench.answers["cordon"] = lambda: set_fields(bench.node_state, node_gone=True)
+    assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow"])
 
 
-def test_a_drain_that_waits_is_explained(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        assert await bench.next(quarantine=quarantine(Phase.DRAINING)) == (True, ["explain"])
-        assert await bench.next(quarantine=quarantine(Phase.DRAINED)) == (True, [])
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_drain_that_waits_is_explained(bench: Bench) -> None:
+    assert await bench.next(quarantine=quarantine(Phase.DRAINING)) == (True, ["explain"])
+    assert await bench.next(quarantine=quarantine(Phase.DRAINED)) == (True, [])
 
 
-def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state
+@played_by(play_bench)
+async def test_what_a_step_has_learned_counts_also_where_it_failed(bench: Bench) -> None:
+    node_state = bench.node_state
 
-        def learn(name: str, value: object) -> list[str]:
-            def act() -> Exception:
-                set_fields(node_state, **{name: value})
-                return Unreachable("no answer")
+    def learn(name: str, value: object) -> list[str]:
+        def act() -> Exception:
+            set_fields(node_state, **{name: value})
+            return Unreachable("no answer")
 
-            bench.answers["read_node"], node_state.work.needs_read = act, True
-            bench.did.clear()
-            return []
+        bench.answers["read_node"], node_state.work.needs_read = act, True
+        bench.did.clear()
+        return []
 
-        for name, value, told in (
-            ("node_gone", True, "follow"),
-            ("misnamed", True, "reject"),
-            ("overruled", frozenset({WORD}), "evaluate_node"),
-            ("operator_requests", replace(NONE, pinned=True), "evaluate_node"),
-        ):
-            learn(name, value)
-            with pytest.raises(Unreachable):
-                await bench.made._one_step(node_state)
-            assert bench.did == ["read_node", told]
-            node_state.cluster.node_gone = node_state.agent.misnamed = False
-
-    play_bench(test)
+    for name, value, told in (
+        ("node_gone", True, "follow"),
+        ("misnamed", True, "reject"),
+        ("overruled", frozenset({WORD}), "evaluate_node"),
+        ("operator_requests", replace(NONE, pinned=True), "evaluate_node"),
+    ):
+        learn(name, value)
+        with pytest.raises(Unreachable):
+            await bench.made._one_step(node_state)
+        assert bench.did == ["read_node", told]
+        node_state.cluster.node_gone = node_state.agent.misnamed = False
 
 
 # -- after a failure ------------------------------------------------------------------------------
@@ -563,66 +524,56 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
     return [round(b - a, 3) for a, b in itertools.pairwise(times)]
 
 
-def test_waits_grow_after_each_failure_up_to_the_most(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        waits = await fail(bench, *(Unreachable("no answer") for _ in range(8)))
-        assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0]
-        assert bench.node_state.work.last_error == ""
-        waits = await fail(bench, Unreachable("x"))
-        assert waits == [0.2], "each success begins anew"
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_waits_grow_after_each_failure_up_to_the_most(bench: Bench) -> None:
+    waits = await fail(bench, *(Unreachable("no answer") for _ in range(8)))
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0]
+    assert bench.node_state.work.last_error == ""
+    waits = await fail(bench, Unreachable("x"))
+    assert waits == [0.2], "each success begins anew"
 
 
-def test_a_pause_that_the_cluster_asks_for_is_kept(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        assert await fail(bench, Unreachable("x", retry_after=40.0)) == [40.0]
-        bench.step = NextStep(ReleaseStep.UNDO)
-        set_fields(bench.node_state, quarantine=quarantine())
-        way_out = bench.made._back_off(bench.node_state, 0.5, 40.0)
-        before = bench.loop.time()
-        await way_out
-        assert bench.loop.time() - before == 5.0, "what ends a quarantine waits less"
-        before = bench.loop.time()
-        await bench.made._back_off(bench.node_state, 0.5, 0.1)
-        assert bench.loop.time() - before == 0.5
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_pause_that_the_cluster_asks_for_is_kept(bench: Bench) -> None:
+    assert await fail(bench, Unreachable("x", retry_after=40.0)) == [40.0]
+    bench.step = NextStep(ReleaseStep.UNDO)
+    set_fields(bench.node_state, quarantine=quarantine())
+    way_out = bench.made._back_off(bench.node_state, 0.5, 40.0)
+    before = bench.loop.time()
+    await way_out
+    assert bench.loop.time() - before == 5.0, "what ends a quarantine waits less"
+    before = bench.loop.time()
+    await bench.made._back_off(bench.node_state, 0.5, 0.1)
+    assert bench.loop.time() - before == 0.5
 
 
-def test_a_conflict_is_read_again_at_once_and_told_only_when_it_goes_on(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        errors: list[str] = []
+@played_by(play_bench)
+async def test_a_conflict_is_read_again_at_once_and_told_only_when_it_goes_on(bench: Bench) -> None:
+    errors: list[str] = []
 
-        def reread() -> None:
-            errors.append(bench.node_state.work.last_error)
+    def reread() -> None:
+        errors.append(bench.node_state.work.last_error)
 
-        bench.answers["reread"] = reread
-        waits = await fail(bench, *(Conflict("x") for _ in range(5)))
-        assert waits == [0.0, 0.4, 0.8, 1.6, 3.2]
-        assert errors == ["", "", "", "changed in between", "changed in between"]
-
-    play_bench(test)
+    bench.answers["reread"] = reread
+    waits = await fail(bench, *(Conflict("x") for _ in range(5)))
+    assert waits == [0.0, 0.4, 0.8, 1.6, 3.2]
+    assert errors == ["", "", "", "changed in between", "changed in between"]
 
 
-def test_what_was_not_found_is_read_and_what_a_guard_refused_is_not(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        assert await fail(bench, NotFound("gone")) == [0.0]
-        assert bench.did.count("reread") == 1
-        bench.did.clear()
-        assert await fail(bench, GuardRefused("stopped")) == [0.2]
-        assert bench.did.count("reread") == 0
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_what_was_not_found_is_read_and_what_a_guard_refused_is_not(bench: Bench) -> None:
+    assert await fail(bench, NotFound("gone")) == [0.0]
+    assert bench.did.count("reread") == 1
+    bench.did.clear()
+    assert await fail(bench, GuardRefused("stopped")) == [0.2]
+    assert bench.did.count("reread") == 0
 
 
 @pytest.mark.parametrize("error", [Refused("forbidden"), ValueError("a bug")])
-def test_what_will_not_pass_by_itself_is_tried_seldom(play_bench: Play, error: Exception) -> None:
-    async def test(bench: Bench) -> None:
-        assert await fail(bench, error) == [6.4]
-        assert await fail(bench, error, error) == [6.4, 15.0]
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_what_will_not_pass_by_itself_is_tried_seldom(bench: Bench, error: Exception) -> None:
+    assert await fail(bench, error) == [6.4]
+    assert await fail(bench, error, error) == [6.4, 15.0]
 
 
 @pytest.mark.parametrize(
@@ -633,111 +584,101 @@ def test_what_will_not_pass_by_itself_is_tried_seldom(play_bench: Play, error: E
         (Phase.DRAINING, DrainStep.DRAIN, None),
     ],
 )
-def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
-    play_bench: Play, phase: Phase, step: enum.StrEnum, kind: EventKind | None
+@played_by(play_bench)
+async def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
+    bench: Bench, phase: Phase, step: enum.StrEnum, kind: EventKind | None
 ) -> None:
-    async def test(bench: Bench) -> None:
-        reported: list[tuple[float, EventKind, str]] = []
+    reported: list[tuple[float, EventKind, str]] = []
 
-        def emit_event(_: NodeState, kind: EventKind, text: str) -> None:
-            reported.append((bench.loop.time() - begun, kind, text))
+    def emit_event(_: NodeState, kind: EventKind, text: str) -> None:
+        reported.append((bench.loop.time() - begun, kind, text))
 
-        bench.made._reads.acts.emit_event = emit_event
-        set_fields(bench.node_state, quarantine=quarantine(phase))
-        for errors in (6, 40, 40):
-            begun, bench.step = bench.loop.time(), NextStep(step)
-            await fail(bench, *(Unreachable("exited with 3: no") for _ in range(errors)))
-        assert [one for _, one, _ in reported] == [kind, kind] * (kind is not None)
-        assert all(60.0 <= at <= 75.0 for at, _, _ in reported)
-        assert all(
-            text.endswith("fails, and is tried again: exited with 3: no") for *_, text in reported
-        )
-
-    play_bench(test)
+    bench.made._reads.acts.emit_event = emit_event
+    set_fields(bench.node_state, quarantine=quarantine(phase))
+    for errors in (6, 40, 40):
+        begun, bench.step = bench.loop.time(), NextStep(step)
+        await fail(bench, *(Unreachable("exited with 3: no") for _ in range(errors)))
+    assert [one for _, one, _ in reported] == [kind, kind] * (kind is not None)
+    assert all(60.0 <= at <= 75.0 for at, _, _ in reported)
+    assert all(
+        text.endswith("fails, and is tried again: exited with 3: no") for *_, text in reported
+    )
 
 
-def test_an_error_is_shown_while_it_lasts(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        seen: list[str] = []
-        for error in (Unreachable("no answer"), Refused("forbidden"), ValueError("a bug")):
-            going = asyncio.ensure_future(fail(bench, error))
-            await asyncio.sleep(0.1)
-            seen.append(bench.node_state.work.last_error)
-            await going
-            assert bench.node_state.work.last_error == ""
-        assert seen[:2] == ["no answer", "forbidden"]
-        assert "a bug" in seen[2]
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_an_error_is_shown_while_it_lasts(bench: Bench) -> None:
+    seen: list[str] = []
+    for error in (Unreachable("no answer"), Refused("forbidden"), ValueError("a bug")):
+        going = asyncio.ensure_future(fail(bench, error))
+        await asyncio.sleep(0.1)
+        seen.append(bench.node_state.work.last_error)
+        await going
+        assert bench.node_state.work.last_error == ""
+    assert seen[:2] == ["no answer", "forbidden"]
+    assert "a bug" in seen[2]
 
 
-def test_a_second_read_that_fails_is_shown_too(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        bench.answers["reread"] = ClusterError("no answer either")
-        await bench.made._after_failure(bench.node_state, 0, "x", reread=True)
-        assert bench.node_state.work.last_error == "no answer either"
-        assert bench.node_state.work.is_queued
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_second_read_that_fails_is_shown_too(bench: Bench) -> None:
+    bench.answers["reread"] = ClusterError("no answer either")
+    await bench.made._after_failure(bench.node_state, 0, "x", reread=True)
+    assert bench.node_state.work.last_error == "no answer either"
+    assert bench.node_state.work.is_queued
 
 
-def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        set_fields(bench.node_state, quarantine=quarantine())
-        changes: list[tuple[Callable[[], None], float]] = [
-            (lambda: None, 100.0),
-            (lambda: setattr(bench, "step", NextStep(ReleaseStep.RELEASE)), 10.0),
-            (lambda: set_fields(bench.node_state, needs_read=True), 10.0),
-        ]
-        for change, waited in changes:
-            bench.step, bench.node_state.work.needs_read = None, False
-            bench.node_state.work.take_queued()
-            before = bench.loop.time()
-            wait = asyncio.ensure_future(bench.made._back_off(bench.node_state, 100.0, 0.0))
-            await asyncio.sleep(10)
-            change()
-            bench.node_state.work.queue()
-            await wait
-            assert bench.loop.time() - before == waited
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_news_of_a_way_out_or_a_hint_end_a_wait(bench: Bench) -> None:
+    set_fields(bench.node_state, quarantine=quarantine())
+    changes: list[tuple[Callable[[], None], float]] = [
+        (lambda: None, 100.0),
+        (lambda: setattr(bench, "step", NextStep(ReleaseStep.RELEASE)), 10.0),
+        (lambda: set_fields(bench.node_state, needs_read=True), 10.0),
+    ]
+    for change, waited in changes:
+        bench.step, bench.node_state.work.needs_read = None, False
+        bench.node_state.work.take_queued()
+        before = bench.loop.time()
+        wait = asyncio.ensure_future(bench.made._back_off(bench.node_state, 100.0, 0.0))
+        await asyncio.sleep(10)
+        change()
+        bench.node_state.work.queue()
+        await wait
+        assert bench.loop.time() - before == waited
 
 
 # -- a drain that goes on -------------------------------------------------------------------------
 
 
-def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        bench.step = NextStep(DrainStep.DRAIN)
-        set_fields(bench.node_state, quarantine=quarantine())
+@played_by(play_bench)
+async def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(bench: Bench) -> None:
+    bench.step = NextStep(DrainStep.DRAIN)
+    set_fields(bench.node_state, quarantine=quarantine())
 
-        def going(node_state: Any) -> bool:
-            is_next: bool = bench.made._is_next(node_state, DrainStep.DRAIN)
-            return is_next
+    def going(node_state: Any) -> bool:
+        is_next: bool = bench.made._is_next(node_state, DrainStep.DRAIN)
+        return is_next
 
-        assert going(bench.node_state)
-        bench.may = False
-        assert not going(bench.node_state)
-        bench.may, bench.node_state.work.needs_read = True, True
-        assert not going(bench.node_state)
-        bench.node_state.work.needs_read, bench.node_state.cluster.ended_overrides = (
-            False,
-            frozenset({WORD}),
-        )
-        assert not going(bench.node_state)
-        bench.node_state.cluster.ended_overrides, bench.step = (
-            frozenset(),
-            NextStep(ObjectStep.UPDATE),
-        )
-        waiter = bench.loop.create_future()
-        bench.node_state.work.waiters = (waiter,)
-        assert not going(bench.node_state)
-        assert not waiter.done()
-        bench.step = NextStep(DrainStep.DRAIN)
-        assert going(bench.node_state)
-        assert waiter.done(), "nothing of what was heard is left to do"
-
-    play_bench(test)
+    assert going(bench.node_state)
+    bench.may = False
+    assert not going(bench.node_state)
+    bench.may, bench.node_state.work.needs_read = True, True
+    assert not going(bench.node_state)
+    bench.node_state.work.needs_read, bench.node_state.cluster.ended_overrides = (
+        False,
+        frozenset({WORD}),
+    )
+    assert not going(bench.node_state)
+    bench.node_state.cluster.ended_overrides, bench.step = (
+        frozenset(),
+        NextStep(ObjectStep.UPDATE),
+    )
+    waiter = bench.loop.create_future()
+    bench.node_state.work.waiters = (waiter,)
+    assert not going(bench.node_state)
+    assert not waiter.done()
+    bench.step = NextStep(DrainStep.DRAIN)
+    assert going(bench.node_state)
+    assert waiter.done(), "nothing of what was heard is left to do"
 
 
 @pytest.mark.parametrize(
@@ -750,66 +691,56 @@ def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) 
         (quarantine(foreign="elsewhere"), WANTED, True),
     ],
 )
-def test_what_was_heard_is_acknowledged_when_it_is_durable(
-    play_bench: Play,
+@played_by(play_bench)
+async def test_what_was_heard_is_acknowledged_when_it_is_durable(
+    bench: Bench,
     monkeypatch: pytest.MonkeyPatch,
     found: Quarantine | None,
     wanted: DesiredState | None,
     *,
     settled: bool,
 ) -> None:
-    async def test(bench: Bench) -> None:
-        monkeypatch.setattr(plan_inputs, "unsaved", lambda _, wanted: wanted is not None)
-        bench.answers["wanted_now"] = wanted
-        bench.node_state.own_quarantine_view().quarantine = found
-        gone, waits = bench.loop.create_future(), bench.loop.create_future()
-        gone.cancel()
-        bench.node_state.work.waiters = (gone, waits)
-        bench.made._settle_waiters(bench.node_state)
-        assert waits.done() == settled
-        assert bench.node_state.work.waiters == (() if settled else (gone, waits))
-
-    play_bench(test)
+    monkeypatch.setattr(plan_inputs, "unsaved", lambda _, wanted: wanted is not None)
+    bench.answers["wanted_now"] = wanted
+    bench.node_state.own_quarantine_view().quarantine = found
+    gone, waits = bench.loop.create_future(), bench.loop.create_future()
+    gone.cancel()
+    bench.node_state.work.waiters = (gone, waits)
+    bench.made._settle_waiters(bench.node_state)
+    assert waits.done() == settled
+    assert bench.node_state.work.waiters == (() if settled else (gone, waits))
 
 
 # -- what a step is decided on --------------------------------------------------------------------
 
 
-def test_a_process_waits_for_an_agent_since_its_start(
-    play_bench: Play,
-) -> None:
-    async def test(bench: Bench) -> None:
-        after = SETTINGS.limits.silent_drain_after
-        assert not bench.inputs.knows(bench.node_state)
-        await asyncio.sleep(after - 1)
-        assert not bench.inputs.knows(bench.node_state)
-        await asyncio.sleep(1)
-        assert bench.inputs.knows(bench.node_state)
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_process_waits_for_an_agent_since_its_start(bench: Bench) -> None:
+    after = SETTINGS.limits.silent_drain_after
+    assert not bench.inputs.knows(bench.node_state)
+    await asyncio.sleep(after - 1)
+    assert not bench.inputs.knows(bench.node_state)
+    await asyncio.sleep(1)
+    assert bench.inputs.knows(bench.node_state)
 
 
-def test_a_node_is_absent_too_long_by_what_its_object_says(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        await asyncio.sleep(2 * SETTINGS.limits.absent_node_after)
-        now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
-        for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
-            absent = quarantine(status={"node_absent_since": since})
-            assert bench.inputs.is_absent_too_long(absent) == too_long
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_node_is_absent_too_long_by_what_its_object_says(bench: Bench) -> None:
+    await asyncio.sleep(2 * SETTINGS.limits.absent_node_after)
+    now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
+    for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
+        absent = quarantine(status={"node_absent_since": since})
+        assert bench.inputs.is_absent_too_long(absent) == too_long
 
 
-def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) -> None:
-    async def test(bench: Bench) -> None:
-        found = bench.made._admission.view(bench.node_state)
-        assert (found.stopped, found.in_record) == (False, False)
-        bench.fleet.stop = "a drill"
-        bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-        found = bench.made._admission.view(bench.node_state)
-        assert (found.stopped, found.in_record) == (True, True)
-
-    play_bench(test)
+@played_by(play_bench)
+async def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(bench: Bench) -> None:
+    found = bench.made._admission.view(bench.node_state)
+    assert (found.stopped, found.in_record) == (False, False)
+    bench.fleet.stop = "a drill"
+    bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
+    found = bench.made._admission.view(bench.node_state)
+    assert (found.stopped, found.in_record) == (True, True)
 
 
 async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:

@@ -85,7 +85,9 @@ def in_office(test: Callable[[Office], Any], limits: Limits = OPEN) -> None:
     play(main)
 
 
-@played_by(in_office)
+pytestmark = pytest.mark.decorated(by=played_by(in_office))
+
+
 async def test_each_request_changes_the_record_and_counts_its_write(office: Office) -> None:
     made = office.made
     assert await made.propose(proposal("n1")) is None
@@ -111,7 +113,6 @@ async def test_each_request_changes_the_record_and_counts_its_write(office: Offi
     assert office.writes() == writes
 
 
-@played_by(in_office)
 async def test_requests_that_wait_together_are_one_write(office: Office) -> None:
     made = office.made
     found = await asyncio.gather(*(made.propose(proposal(f"n{one}")) for one in range(5)))
@@ -120,7 +121,6 @@ async def test_requests_that_wait_together_are_one_write(office: Office) -> None
     assert len(office.stored().entries) == 5
 
 
-@played_by(in_office)
 async def test_a_stop_holds_proposals_and_no_entry_by_hand(office: Office) -> None:
     made = office.made
     office.world.person_stops("a drill")
@@ -130,7 +130,6 @@ async def test_a_stop_holds_proposals_and_no_entry_by_hand(office: Office) -> No
     assert office.stored().entries.keys() == {"n2"}
 
 
-@played_by(in_office)
 async def test_a_stop_that_is_set_unseen_is_found_before_an_admission_is_written(
     office: Office,
 ) -> None:
@@ -143,7 +142,6 @@ async def test_a_stop_that_is_set_unseen_is_found_before_an_admission_is_written
     assert office.stored().entries.keys() == {"n0"}
 
 
-@played_by(in_office)
 async def test_a_switch_that_cant_be_read_fails_proposals_and_no_release(office: Office) -> None:
     made = office.made
     await made.propose(proposal("n0"))
@@ -160,7 +158,6 @@ async def test_a_switch_that_cant_be_read_fails_proposals_and_no_release(office:
     assert office.stored().entries == {}
 
 
-@played_by(in_office)
 async def test_a_failure_reaches_each_caller_and_the_next_request_reads_anew(
     office: Office,
 ) -> None:
@@ -177,7 +174,6 @@ async def test_a_failure_reaches_each_caller_and_the_next_request_reads_anew(
     assert office.stored().entries.keys() == {"n1"}
 
 
-@played_by(in_office)
 async def test_an_unreadable_record_admits_nobody_and_says_where_it_is(office: Office) -> None:
     made = office.made
     made.seen(RecordText("not JSON", "900"))
@@ -193,7 +189,6 @@ async def test_an_unreadable_record_admits_nobody_and_says_where_it_is(office: O
 # -- a lost record --------------------------------------------------------------------------------
 
 
-@played_by(in_office)
 async def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_nobody_for_a_while(
     office: Office,
 ) -> None:
@@ -232,7 +227,6 @@ async def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_
     assert office.writes() == writes, "it is whole"
 
 
-@played_by(in_office)
 async def test_a_record_older_than_a_quarantine_that_stands_is_found_in_a_round(
     office: Office,
 ) -> None:
@@ -250,7 +244,6 @@ async def test_a_record_older_than_a_quarantine_that_stands_is_found_in_a_round(
     assert made.grants("n1")
 
 
-@played_by(in_office)
 async def test_an_event_that_does_not_fit_is_doubted_and_a_read_decides(office: Office) -> None:
     made = office.made
     await made.propose(proposal("n1"))
@@ -264,7 +257,6 @@ async def test_an_event_that_does_not_fit_is_doubted_and_a_read_decides(office: 
     assert office.stored().entries.keys() == {"n1"}
 
 
-@played_by(in_office)
 async def test_an_answer_is_dropped_where_a_newer_event_came_before_it(office: Office) -> None:
     made = office.made
     known = made._stored
@@ -284,7 +276,6 @@ async def test_an_answer_is_dropped_where_a_newer_event_came_before_it(office: O
     assert made.record.entries.keys() == {"n1"}
 
 
-@played_by(in_office)
 async def test_what_stands_without_an_entry_takes_a_place(office: Office) -> None:
     made = office.made
     office.quarantine_index.seen(quarantine("n1"))

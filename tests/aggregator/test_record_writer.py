@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from aggregator.cluster.port import Action, ClusterError, Unreachable
 from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
@@ -12,6 +14,8 @@ from tests.support.record_writers import record_writer_of
 from tests.support.replica import OPEN
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 
 def entry(node: str) -> Entry:
@@ -58,7 +62,6 @@ class Office:
         return self.cluster.asked["read_record"]
 
 
-@in_virtual_time
 async def test_that_a_node_has_no_entry_is_read_and_that_it_has_one_is_not() -> None:
     office = Office()
     assert await office.record_writer.entry("n1") is None
@@ -71,7 +74,6 @@ async def test_that_a_node_has_no_entry_is_read_and_that_it_has_one_is_not() -> 
     assert office.reads == 2
 
 
-@in_virtual_time
 async def test_nothing_is_taken_out_where_there_is_no_entry_and_an_admission_not_begun_is() -> None:
     office = Office()
     record_writer = office.record_writer
@@ -100,7 +102,6 @@ async def test_nothing_is_taken_out_where_there_is_no_entry_and_an_admission_not
     assert office.world.record.text == dump_record(record_writer.record)
 
 
-@in_virtual_time
 async def test_everybody_who_waits_hears_of_a_record_that_cannot_be_written() -> None:
     failing = True
 
@@ -119,7 +120,6 @@ async def test_everybody_who_waits_hears_of_a_record_that_cannot_be_written() ->
     assert not office.record_writer.grants("n2")
 
 
-@in_virtual_time
 async def test_a_write_that_conflicts_is_decided_again_on_what_the_other_wrote() -> None:
     office = Office(limits=Limits(concurrent=2, concurrent_percent=100, quorum_percent=0))
     office.another_writes("n8", "n9")  # of which this one has not heard
@@ -129,7 +129,6 @@ async def test_a_write_that_conflicts_is_decided_again_on_what_the_other_wrote()
     assert await office.record_writer.propose(proposal("n8")) is None, "it stands already"
 
 
-@in_virtual_time
 async def test_an_entry_that_stands_by_an_old_record_is_not_granted_from_memory() -> None:
     office = Office(limits=Limits(concurrent=2, concurrent_percent=100, quorum_percent=0))
     assert await office.record_writer.propose(proposal("n1")) is None
@@ -143,7 +142,6 @@ async def test_an_entry_that_stands_by_an_old_record_is_not_granted_from_memory(
     assert office.reads == reads + 1
 
 
-@in_virtual_time
 async def test_older_news_change_nothing_until_the_versions_are_forgotten() -> None:
     office = Office()
     old = office.world.record

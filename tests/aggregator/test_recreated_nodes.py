@@ -22,6 +22,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 ILL = snapshot(fault())
 
 
@@ -41,7 +43,6 @@ async def drained(world: World, *names: str, **how: object) -> Replica:
 
 
 @pytest.mark.parametrize("away", [0.0, 0.5, 30.0, 400.0])
-@in_virtual_time
 async def test_a_node_that_is_deleted_and_recreated_in_the_same_boot_is_marked_within_a_second(
     away: float,
 ) -> None:
@@ -71,7 +72,6 @@ async def test_a_node_that_is_deleted_and_recreated_in_the_same_boot_is_marked_w
     assert now.status.deadline_at > first.status.deadline_at + away
 
 
-@in_virtual_time
 async def test_a_recreated_node_that_may_not_be_marked_is_never_said_to_be_drained() -> None:
     world = World()
     replica = await drained(world, "n1")
@@ -91,7 +91,6 @@ async def test_a_recreated_node_that_may_not_be_marked_is_never_said_to_be_drain
 
 
 @pytest.mark.parametrize("error", [Unreachable("503"), Refused("an admission webhook denies it")])
-@in_virtual_time
 async def test_a_recreated_node_whose_patch_fails_is_not_said_to_be_drained(
     error: ClusterError,
 ) -> None:
@@ -109,7 +108,6 @@ async def test_a_recreated_node_whose_patch_fails_is_not_said_to_be_drained(
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
 
-@in_virtual_time
 async def test_another_boot_ends_the_quarantine_of_a_node_that_comes_back() -> None:
     world = World()
     await drained(world, "n1")
@@ -121,7 +119,6 @@ async def test_another_boot_ends_the_quarantine_of_a_node_that_comes_back() -> N
     assert not world.nodes["n1"].unschedulable
 
 
-@in_virtual_time
 async def test_a_node_that_comes_back_exempt_is_left_alone() -> None:
     world = World()
     await drained(world, "n1")
@@ -133,7 +130,6 @@ async def test_a_node_that_comes_back_exempt_is_left_alone() -> None:
     assert not is_tainted(world, "n1")
 
 
-@in_virtual_time
 async def test_the_next_replica_marks_a_node_that_came_back_while_there_was_none() -> None:
     world = World()
     replica = await drained(world, "n1", "n2")
@@ -165,7 +161,6 @@ def _listed(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("tells", [_hello, _new_fault, _listed])
-@in_virtual_time
 async def test_what_its_agent_or_a_list_says_has_the_node_read_where_no_watch_tells(
     tells: Callable[[Replica], None],
 ) -> None:
@@ -183,7 +178,6 @@ async def test_what_its_agent_or_a_list_says_has_the_node_read_where_no_watch_te
     assert loop_time() - began < 1.0
 
 
-@in_virtual_time
 async def test_more_nodes_than_are_followed_at_once_are_polled_and_marked_within_seconds() -> None:
     world = World()
     names = [f"n{number}" for number in range(FOLLOWED + 10)]
@@ -210,7 +204,6 @@ async def test_more_nodes_than_are_followed_at_once_are_polled_and_marked_within
 
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
-@in_virtual_time
 async def test_a_node_that_is_replaced_before_it_was_marked_is_not_marked_for_the_old_one(
     boot: str,
 ) -> None:

@@ -52,6 +52,8 @@ from tests.support.replica import (
 )
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 ILL = snapshot(fault())
 CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
 DAY = 86400.0
@@ -123,7 +125,6 @@ def with_attempts(world: World, *attempts: RepairAttempt) -> None:
     world.put_quarantine(replace(found, status=status))
 
 
-@virtual_time.in_virtual_time
 async def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is_proof() -> None:
     for proof in (
         lambda world: with_attempts(world, UNKNOWN, attempt("test", RepairState.SUCCEEDED, 2)),
@@ -143,7 +144,6 @@ async def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is
         await replica.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_an_operation_that_no_watch_has_shown_holds_a_release_until_it_has_ended() -> None:
     """Another process, which was the controller until now, has made it."""
     world = one_node()
@@ -212,7 +212,6 @@ def test_what_proves_that_no_order_may_still_come(
     assert ("not known" in hold) is holds
 
 
-@virtual_time.in_virtual_time
 async def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
     clock = Running()
     world = one_node()
@@ -235,7 +234,6 @@ async def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
     await gone(world)
 
 
-@virtual_time.in_virtual_time
 async def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_restarts() -> None:
     policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
     world = one_node()
@@ -252,7 +250,6 @@ async def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_rest
     await gone(world)
 
 
-@virtual_time.in_virtual_time
 async def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> None:
     world = one_node()
     replica = await falls_ill(world)
@@ -274,7 +271,6 @@ async def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person()
     assert PIN in world.nodes["n1"].annotations  # theirs, and it stays
 
 
-@virtual_time.in_virtual_time
 async def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> None:
     clock = Running()
     world = one_node(annotations={PIN: "wait"})
@@ -289,7 +285,6 @@ async def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> N
     await drained(world)
 
 
-@virtual_time.in_virtual_time
 async def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before() -> None:
     world = one_node(annotations={PIN: "wait"})
     replica = await falls_ill(world)
@@ -303,7 +298,6 @@ async def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_be
     assert is_marked(world.nodes["n1"])
 
 
-@virtual_time.in_virtual_time
 async def test_a_held_release_is_checked_at_once_when_the_results_about_its_gpus_change() -> None:
     """And not at the next check, up to 30 s later."""
     world = one_node()
@@ -318,7 +312,6 @@ async def test_a_held_release_is_checked_at_once_when_the_results_about_its_gpus
     await soon(lambda: not world.quarantines, within=CHECK_AGAIN / 2)
 
 
-@virtual_time.in_virtual_time
 async def test_an_agent_that_falls_silent_while_its_release_is_held_evicts_nobody() -> None:
     world = one_node(annotations={PIN: "wait"})
     pod = world.add_pod("n1", "a")
@@ -398,7 +391,6 @@ def the_clearing_is_of_another_component(world: World, replica: Replica) -> Repl
         the_clearing_is_of_another_component,
     ],
 )
-@virtual_time.in_virtual_time
 async def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
     world = one_node()
     replica = trick(world, await falls_ill(world))
@@ -412,7 +404,6 @@ async def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
     await gone(world)
 
 
-@virtual_time.in_virtual_time
 async def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() -> None:
     world = one_node()
     replica = Replica(world, clock=Running())
@@ -426,7 +417,6 @@ async def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() ->
     assert is_marked(world.nodes["n1"])
 
 
-@virtual_time.in_virtual_time
 async def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> None:
     world = one_node()
     replica = await falls_ill(world)
@@ -442,7 +432,6 @@ async def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says
 
 
 @pytest.mark.parametrize("word", [World.person_deletes, World.person_uncordons])
-@virtual_time.in_virtual_time
 async def test_a_persons_release_is_held_by_nothing_at_all(
     word: Callable[[World, str], None],
 ) -> None:
@@ -500,7 +489,6 @@ def test_level_evidence_is_no_fault_that_could_come_again() -> None:
 # -- made by hand ---------------------------------------------------------------------------------
 
 
-@virtual_time.in_virtual_time
 async def test_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_once_there_is() -> (
     None
 ):
@@ -519,7 +507,6 @@ async def test_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_o
     assert not is_marked(world.nodes["typo"])
 
 
-@virtual_time.in_virtual_time
 async def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> None:
     world, clock = one_node(), Running()
     replica = Replica(world, clock=clock, cluster=MemoryCluster(world))
@@ -548,7 +535,6 @@ async def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more
     [(-86400.0, True), (60.0, True), (400 * 86400.0, False)],
     ids=["a day ago", "clocks a minute apart", "more than a year ahead"],
 )
-@virtual_time.in_virtual_time
 async def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
     ahead: float, *, waits: bool
 ) -> None:

@@ -36,10 +36,11 @@ from tests.aggregator.test_node_actions import made
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.node_states import set_fields
 
+pytestmark = pytest.mark.decorated(by=with_back)
+
 # -- the release ----------------------------------------------------------------------------------
 
 
-@with_back
 async def test_a_release_changes_the_phase_and_tells_why(bench: Back) -> None:
     bench.recover()
     known = await bench.marked(release_held="a pin")
@@ -57,7 +58,6 @@ async def test_a_release_changes_the_phase_and_tells_why(bench: Back) -> None:
     assert bench.notes.transitions[0].summary == f"n1: {OVER.because}: being released"
 
 
-@with_back
 async def test_a_persons_release_is_checked_by_nothing(bench: Back) -> None:
     known = await bench.marked()
     bench.annotated({**bench.world.nodes["n1"].annotations, PIN: "keep it"})
@@ -71,7 +71,6 @@ async def test_a_persons_release_is_checked_by_nothing(bench: Back) -> None:
     assert bench.notes.transitions[0].kind is EventKind.OVERRULED
 
 
-@with_back
 async def test_only_a_marked_or_absent_node_is_read_before_its_release(bench: Back) -> None:
     bench.stands(made(Phase.ADMITTED))
     await bench.back.release(bench.node_state, bench.now(), OVER)
@@ -87,7 +86,6 @@ async def test_only_a_marked_or_absent_node_is_read_before_its_release(bench: Ba
     assert bench.now().status.phase is Phase.RELEASING
 
 
-@with_back
 async def test_an_objection_holds_a_release_is_told_once_and_checked_again_later(
     bench: Back,
 ) -> None:
@@ -119,7 +117,6 @@ async def test_an_objection_holds_a_release_is_told_once_and_checked_again_later
     assert bench.now().version == version
 
 
-@with_back
 async def test_a_node_that_falls_silent_during_the_read_is_not_released_unless_it_was_made_anew(
     bench: Back,
 ) -> None:
@@ -136,19 +133,17 @@ async def test_a_node_that_falls_silent_during_the_read_is_not_released_unless_i
 
 
 @pytest.mark.parametrize(("asks", "released"), [(True, False), (False, True)])
-def test_a_force_ends_when_its_request_is_taken_back(*, asks: bool, released: bool) -> None:
-    async def test(bench: Back) -> None:
-        known = await bench.marked(requester=FORCED)
-        if asks:
-            notes = {**bench.world.nodes["n1"].annotations, FORCE: "nonsense"}
-            bench.annotated(notes)
-        await bench.back.release(bench.node_state, known, OVER)
-        assert (bench.now().status.phase is Phase.RELEASING) == released
+async def test_a_force_ends_when_its_request_is_taken_back(
+    bench: Back, *, asks: bool, released: bool
+) -> None:
+    known = await bench.marked(requester=FORCED)
+    if asks:
+        notes = {**bench.world.nodes["n1"].annotations, FORCE: "nonsense"}
+        bench.annotated(notes)
+    await bench.back.release(bench.node_state, known, OVER)
+    assert (bench.now().status.phase is Phase.RELEASING) == released
 
-    with_back(test)()
 
-
-@with_back
 async def test_a_node_that_a_person_uncordons_during_the_read_is_decided_on_again(
     bench: Back,
 ) -> None:
@@ -162,7 +157,6 @@ async def test_a_node_that_a_person_uncordons_during_the_read_is_decided_on_agai
     assert bench.now().status.phase is Phase.RELEASING
 
 
-@with_back
 async def test_another_installations_quarantine_gives_our_place_back(bench: Back) -> None:
     bench.node_state.work.needs_read = True
     await bench.holds.leave_foreign(bench.node_state)
@@ -177,7 +171,6 @@ async def test_another_installations_quarantine_gives_our_place_back(bench: Back
 # -- the undo -------------------------------------------------------------------------------------
 
 
-@with_back
 async def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order(bench: Back) -> None:
     node_state = bench.node_state
     bench.entries["n1"] = ENTRY
@@ -215,20 +208,16 @@ async def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order(be
 
 
 @pytest.mark.parametrize(("cordoned_at", "remembers"), [(4000.0, True), (0.0, False)])
-def test_an_undo_remembers_the_faults_that_the_node_was_quarantined_for(
-    cordoned_at: float, *, remembers: bool
+async def test_an_undo_remembers_the_faults_that_the_node_was_quarantined_for(
+    bench: Back, cordoned_at: float, *, remembers: bool
 ) -> None:
-    async def test(bench: Back) -> None:
-        known = await bench.marked(Phase.RELEASING, spec=of_evidence())
-        status = replace(known.status, cordoned_at=cordoned_at)
-        bench.stands(replace(known, status=status))
-        await bench.back.undo(bench.node_state)
-        assert (RELEASE_HISTORY in bench.world.nodes["n1"].annotations) == remembers
-
-    with_back(test)()
+    known = await bench.marked(Phase.RELEASING, spec=of_evidence())
+    status = replace(known.status, cordoned_at=cordoned_at)
+    bench.stands(replace(known, status=status))
+    await bench.back.undo(bench.node_state)
+    assert (RELEASE_HISTORY in bench.world.nodes["n1"].annotations) == remembers
 
 
-@with_back
 async def test_a_person_who_overrules_is_remembered_by_the_node_and_takes_a_force_back(
     bench: Back,
 ) -> None:
@@ -242,32 +231,27 @@ async def test_a_person_who_overrules_is_remembered_by_the_node_and_takes_a_forc
 
 
 @pytest.mark.parametrize(("requester", "overruled"), [(FORCED, False), (OURS, True), (OURS, False)])
-def test_a_force_is_taken_back_only_by_a_person_who_overrules_it(
-    requester: str, *, overruled: bool
+async def test_a_force_is_taken_back_only_by_a_person_who_overrules_it(
+    bench: Back, requester: str, *, overruled: bool
 ) -> None:
-    async def test(bench: Back) -> None:
-        await bench.marked(Phase.RELEASING, spec=of_evidence(requester), overruled=overruled)
-        notes = {**bench.world.nodes["n1"].annotations, FORCE: "cordon x"}
-        bench.annotated(notes)
-        await bench.back.undo(bench.node_state)
-        node = bench.world.nodes["n1"]
-        assert FORCE in node.annotations
-        assert (OVERRULED in node.annotations) == overruled
-
-    with_back(test)()
+    await bench.marked(Phase.RELEASING, spec=of_evidence(requester), overruled=overruled)
+    notes = {**bench.world.nodes["n1"].annotations, FORCE: "cordon x"}
+    bench.annotated(notes)
+    await bench.back.undo(bench.node_state)
+    node = bench.world.nodes["n1"]
+    assert FORCE in node.annotations
+    assert (OVERRULED in node.annotations) == overruled
 
 
 @pytest.mark.parametrize(("because", "stays"), [(UNCORDONED, True), ("well", False)])
-def test_a_cordon_after_a_person_has_uncordoned_is_theirs(because: str, *, stays: bool) -> None:
-    async def test(bench: Back) -> None:
-        await bench.marked(Phase.RELEASING, released_because=because)
-        await bench.back.undo(bench.node_state)
-        assert bench.world.nodes["n1"].unschedulable == stays
+async def test_a_cordon_after_a_person_has_uncordoned_is_theirs(
+    bench: Back, because: str, *, stays: bool
+) -> None:
+    await bench.marked(Phase.RELEASING, released_because=because)
+    await bench.back.undo(bench.node_state)
+    assert bench.world.nodes["n1"].unschedulable == stays
 
-    with_back(test)()
 
-
-@with_back
 async def test_an_object_that_is_gone_gives_its_entry_back_unless_its_end_is_to_be_told(
     bench: Back,
 ) -> None:
@@ -281,7 +265,6 @@ async def test_an_object_that_is_gone_gives_its_entry_back_unless_its_end_is_to_
     assert bench.world.nodes["n1"].annotations == {}
 
 
-@with_back
 async def test_a_replica_that_lost_its_place_reports_no_wait_for_the_record(bench: Back) -> None:
     async def refuses(_: object) -> None:
         raise GuardRefused("this replica may not be the controller any more")
@@ -293,7 +276,6 @@ async def test_a_replica_that_lost_its_place_reports_no_wait_for_the_record(benc
     assert bench.now().status == known.status
 
 
-@with_back
 async def test_a_record_that_cant_be_used_holds_the_object_and_not_the_node(bench: Back) -> None:
     await bench.marked(Phase.RELEASING)
     bench.record_fails = Unreachable("no answer")
@@ -319,7 +301,6 @@ async def test_a_record_that_cant_be_used_holds_the_object_and_not_the_node(benc
     assert bench.world.nodes["n1"].version == version
 
 
-@with_back
 async def test_a_node_marked_or_without_override_is_undone_again_while_the_record_waits(
     bench: Back,
 ) -> None:
@@ -342,7 +323,6 @@ async def test_a_node_marked_or_without_override_is_undone_again_while_the_recor
     assert release._is_undone(bench.node_state, replace(done, annotations=words), overruled)
 
 
-@with_back
 async def test_a_release_is_told_once_however_often_its_object_is_dropped(bench: Back) -> None:
     known = await bench.marked(Phase.RELEASING)
     fails = [True]
@@ -363,7 +343,6 @@ async def test_a_release_is_told_once_however_often_its_object_is_dropped(bench:
     assert "n1" not in bench.world.quarantines
 
 
-@with_back
 async def test_a_controller_that_loses_its_place_in_the_hook_leaves_the_end_to_the_next(
     bench: Back,
 ) -> None:
@@ -379,21 +358,19 @@ async def test_a_controller_that_loses_its_place_in_the_hook_leaves_the_end_to_t
 
 
 @pytest.mark.parametrize(("boot", "misnamed"), [("boot-2", False), ("boot-1", True)])
-def test_a_node_made_anew_keeps_nothing_of_the_earlier_one(boot: str, *, misnamed: bool) -> None:
-    async def test(bench: Back) -> None:
-        known = await bench.marked(Phase.RELEASING)
-        bench.recover()
-        set_fields(bench.node_state, incidents={"i": 1}, reborn=boot)
-        bench.node_state.agent.misnamed = not misnamed
-        await bench.back._drop(bench.node_state, known)
-        assert bench.node_state.decision.incidents is EMPTY
-        assert bench.node_state.quarantine_view.reborn == ""
-        assert bench.node_state.agent.misnamed == misnamed
+async def test_a_node_made_anew_keeps_nothing_of_the_earlier_one(
+    bench: Back, boot: str, *, misnamed: bool
+) -> None:
+    known = await bench.marked(Phase.RELEASING)
+    bench.recover()
+    set_fields(bench.node_state, incidents={"i": 1}, reborn=boot)
+    bench.node_state.agent.misnamed = not misnamed
+    await bench.back._drop(bench.node_state, known)
+    assert bench.node_state.decision.incidents is EMPTY
+    assert bench.node_state.quarantine_view.reborn == ""
+    assert bench.node_state.agent.misnamed == misnamed
 
-    with_back(test)()
 
-
-@with_back
 async def test_a_node_that_was_not_made_anew_keeps_its_incidents(bench: Back) -> None:
     known = await bench.marked(Phase.RELEASING)
     bench.node_state.decision.incidents = incidents = {"i": 1}
@@ -405,7 +382,6 @@ async def test_a_node_that_was_not_made_anew_keeps_its_incidents(bench: Back) ->
 # -- with the definition --------------------------------------------------------------------------
 
 
-@with_back
 async def test_a_finalizer_goes_with_the_definition_and_the_marks_remember_what_is_in_force(
     bench: Back,
 ) -> None:
@@ -427,51 +403,43 @@ async def test_a_finalizer_goes_with_the_definition_and_the_marks_remember_what_
 
 
 @pytest.mark.parametrize(("error", "goes"), [(Unreachable("x"), True), (Conflict("x"), False)])
-def test_an_uninstall_waits_for_no_node_and_a_conflict_is_tried_again(
-    error: ClusterError, *, goes: bool
+async def test_an_uninstall_waits_for_no_node_and_a_conflict_is_tried_again(
+    bench: Back, error: ClusterError, *, goes: bool
 ) -> None:
-    async def test(bench: Back) -> None:
-        known = await bench.marked(spec=of_evidence())
+    known = await bench.marked(spec=of_evidence())
 
-        def refuse(name: str) -> ClusterError | None:
-            return error if name == "read_node" else None
+    def refuse(name: str) -> ClusterError | None:
+        return error if name == "read_node" else None
 
-        bench.acts.cluster = MemoryCluster(bench.world, fails=refuse)
-        try:
-            await bench.back.drop_finalizer(bench.node_state, known)
-        except Conflict:
-            assert not goes
-        assert ("n1" not in bench.world.quarantines) == goes
-        assert bench.node_state.quarantine_view.definition_going == goes
-
-    with_back(test)()
+    bench.acts.cluster = MemoryCluster(bench.world, fails=refuse)
+    try:
+        await bench.back.drop_finalizer(bench.node_state, known)
+    except Conflict:
+        assert not goes
+    assert ("n1" not in bench.world.quarantines) == goes
+    assert bench.node_state.quarantine_view.definition_going == goes
 
 
 @pytest.mark.parametrize("patches", [True, False])
-def test_a_controller_that_has_lost_its_place_drops_no_finalizer(
-    caplog: pytest.LogCaptureFixture, *, patches: bool
+async def test_a_controller_that_has_lost_its_place_drops_no_finalizer(
+    bench: Back, caplog: pytest.LogCaptureFixture, *, patches: bool
 ) -> None:
     """Its deletion is by uid, so no version would refuse it."""
-
-    async def test(bench: Back) -> None:
-        known = await bench.marked(spec=of_evidence())
-        if patches:
-            known = bench.stands(replace(known, spec=replace(known.spec, evidence=())))
-        bench.may = False
-        with pytest.raises(GuardRefused):
-            await bench.back.drop_finalizer(bench.node_state, known)
-        assert bench.now().uid == known.uid
-        assert bench.node_state.quarantine_view.ended == ""
-        assert not bench.node_state.quarantine_view.definition_going
-        assert "not brought up to date" not in caplog.text
-
-    with_back(test)()
+    known = await bench.marked(spec=of_evidence())
+    if patches:
+        known = bench.stands(replace(known, spec=replace(known.spec, evidence=())))
+    bench.may = False
+    with pytest.raises(GuardRefused):
+        await bench.back.drop_finalizer(bench.node_state, known)
+    assert bench.now().uid == known.uid
+    assert bench.node_state.quarantine_view.ended == ""
+    assert not bench.node_state.quarantine_view.definition_going
+    assert "not brought up to date" not in caplog.text
 
 
 # -- overrides ------------------------------------------------------------------------------------
 
 
-@with_back
 async def test_overrides_that_are_over_go_from_the_node_and_others_stay(bench: Back) -> None:
     other = replace(WORD, code="xid:95")
     bench.node_state.cluster.ended_overrides = frozenset({WORD})

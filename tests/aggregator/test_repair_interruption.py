@@ -40,8 +40,9 @@ from tests.support.replica import (
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time, loop_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
-@in_virtual_time
+
 async def test_a_repair_whose_beginning_was_refused_for_hours_has_its_whole_time() -> None:
     """Else its deadline is over at once, and the next rung begins beside it."""
     site = Site(kinds=("reboot", "replace", "ticket"))
@@ -58,7 +59,6 @@ async def test_a_repair_whose_beginning_was_refused_for_hours_has_its_whole_time
 
 
 @pytest.mark.parametrize("stops", [False, True])
-@in_virtual_time
 async def test_a_stop_until_the_deadline_of_an_order_that_was_not_sent_leads_to_no_stronger_rung(
     *, stops: bool
 ) -> None:
@@ -79,7 +79,6 @@ async def test_a_stop_until_the_deadline_of_an_order_that_was_not_sent_leads_to_
 
 
 @pytest.mark.parametrize("how", ["removed", "restored", "removed, and a restart"])
-@in_virtual_time
 async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(how: str) -> None:
     """Removed past its finalizer, or etcd is that of before: a second power cycle would follow."""
     restored = how == "restored"
@@ -116,7 +115,6 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(how: s
     site.check()
 
 
-@in_virtual_time
 async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_person() -> None:
     """The Quarantine names its beginning, and its operation still waits: it was never ordered."""
     site, refused = Site(), [Unreachable("503")]
@@ -131,7 +129,6 @@ async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_pers
     site.check()
 
 
-@in_virtual_time
 async def test_a_beginning_that_a_dead_process_left_holds_no_release() -> None:
     """The operation is removed with the release: a beginning without one would look like a loss."""
     site, refused = Site(), [Unreachable("503")]
@@ -148,7 +145,6 @@ async def test_a_beginning_that_a_dead_process_left_holds_no_release() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_an_end_whose_write_got_no_answer_is_reported_all_the_same() -> None:
     site, lost = Site(), list[ClusterError]()
     site.keeps_objects = False
@@ -163,7 +159,6 @@ async def test_an_end_whose_write_got_no_answer_is_reported_all_the_same() -> No
     site.check()
 
 
-@in_virtual_time
 async def test_the_memory_of_orders_whose_operations_are_gone_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,7 +174,6 @@ async def test_the_memory_of_orders_whose_operations_are_gone_is_bounded(
     assert len(kept._sent) == 2
 
 
-@in_virtual_time
 async def test_the_end_of_a_ladder_is_reported_once_whatever_clock_began_its_last_rung() -> None:
     site = Site(kinds=("reboot",))
     site.shop.boots = False
@@ -192,7 +186,6 @@ async def test_the_end_of_a_ladder_is_reported_once_whatever_clock_began_its_las
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
 
 
-@in_virtual_time
 async def test_an_order_whose_operation_is_gone_goes_on_where_its_repairer_takes_each_id_once() -> (
     None
 ):
@@ -209,7 +202,6 @@ async def test_an_order_whose_operation_is_gone_goes_on_where_its_repairer_takes
     site.check()
 
 
-@in_virtual_time
 async def test_the_time_of_a_reservation_passes_for_a_later_controller_without_any_write() -> None:
     """The order of a released node may still come until its deadline, and no longer."""
     site = Site()
@@ -231,7 +223,6 @@ async def test_the_time_of_a_reservation_passes_for_a_later_controller_without_a
     await site.settles(lambda: site.attempts("n2"), within=60)
 
 
-@in_virtual_time
 async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None:
     """As where a replica of a version without repairs writes the record."""
     site = Site()
@@ -250,7 +241,6 @@ async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None
     assert again.until == pytest.approx(known.until)
 
 
-@in_virtual_time
 async def test_in_a_record_made_anew_a_repair_has_its_failure_domains() -> None:
     site = Site()
     site.world.set_node(replace(site.world.nodes["n1"], labels={"rack": "7"}))
@@ -288,7 +278,6 @@ class Dropped(MemoryCluster):
         return written
 
 
-@in_virtual_time
 async def test_no_order_is_sent_whose_reservation_is_gone() -> None:
     site = Site()
     site.twice = True
@@ -301,7 +290,6 @@ async def test_no_order_is_sent_whose_reservation_is_gone() -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-@in_virtual_time
 async def test_an_order_that_was_perhaps_sent_counts_and_goes_again_within_the_limits(
     *, full: bool
 ) -> None:
@@ -338,7 +326,6 @@ async def test_an_order_that_was_perhaps_sent_counts_and_goes_again_within_the_l
     assert ("repair.concurrent" in held.held) is full
 
 
-@in_virtual_time
 async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> None:
     site = Site()
     site.kinds = ()
@@ -366,7 +353,6 @@ class OldDefinition(MemoryCluster):
         return await super().write_quarantine_status(quarantine, replace(status, repair=None))
 
 
-@in_virtual_time
 async def test_without_a_place_for_the_attempt_no_repair_is_ordered() -> None:
     site = Site()
     site.start(OldDefinition(site.world))
@@ -375,7 +361,6 @@ async def test_without_a_place_for_the_attempt_no_repair_is_ordered() -> None:
     assert site.repaired == []
 
 
-@in_virtual_time
 async def test_after_a_start_no_repair_begins_before_the_agent_has_reported() -> None:
     site = Site()
     site.mode = RepairMode.OFF
@@ -464,7 +449,6 @@ def test_death_at_any_call_of_a_repair_is_finished_by_the_next_process(
 
 
 @pytest.mark.parametrize("lost", ["write_quarantine_status", "write_record", "read_node", "repair"])
-@in_virtual_time
 async def test_lost_answers_of_the_cluster_repeat_no_order(lost: str) -> None:
     site = Site()
     left = [3]
@@ -488,7 +472,6 @@ async def test_lost_answers_of_the_cluster_repeat_no_order(lost: str) -> None:
 
 @pytest.mark.parametrize("refused", [1, 20])
 @pytest.mark.parametrize("answer", [AnswerState.FAILED, AnswerState.TAKEN])
-@in_virtual_time
 async def test_an_answer_whose_write_fails_is_not_lost(answer: AnswerState, refused: int) -> None:
     """Else nobody knows whether the order was carried out, and no other rung follows."""
     site, left = Site(kinds=("reboot", "replace", "ticket")), [refused]
@@ -515,7 +498,6 @@ async def test_an_answer_whose_write_fails_is_not_lost(answer: AnswerState, refu
 
 
 @pytest.mark.parametrize("sent", [True, False])
-@in_virtual_time
 async def test_after_a_cancellation_that_came_too_late_no_other_rung_begins(*, sent: bool) -> None:
     """``sent``: the order was taken; else nobody knows, and it is not sent again."""
     site = Site(kinds=("reboot", "replace", "ticket"))
@@ -537,7 +519,6 @@ async def test_after_a_cancellation_that_came_too_late_no_other_rung_begins(*, s
     await site.settles(lambda: site.repaired[-1] == "replace")
 
 
-@in_virtual_time
 async def test_an_outcome_is_not_lost_while_what_the_order_left_is_being_removed() -> None:
     """A controller keeps its object for a moment, and then there is none that shows the outcome."""
     site = Site(kinds=("reboot", "replace", "ticket"))
@@ -554,7 +535,6 @@ async def test_an_outcome_is_not_lost_while_what_the_order_left_is_being_removed
 
 
 @pytest.mark.parametrize("after", [False, True])
-@in_virtual_time
 async def test_death_at_any_call_of_a_removal_keeps_an_outcome_that_no_object_tells_any_more(
     *, after: bool
 ) -> None:
@@ -601,7 +581,6 @@ async def test_death_at_any_call_of_a_removal_keeps_an_outcome_that_no_object_te
     ("call", "how"),
     [("read_quarantine", "fails"), ("write_operation", "loses"), ("read_operation", "fails")],
 )
-@in_virtual_time
 async def test_nothing_is_removed_after_the_end_of_an_attempt_though_a_call_fails(
     call: str, how: str
 ) -> None:
@@ -620,7 +599,6 @@ async def test_nothing_is_removed_after_the_end_of_an_attempt_though_a_call_fail
     assert site.repaired == ["reboot"]
 
 
-@in_virtual_time
 async def test_without_a_place_for_it_the_end_of_a_ladder_is_not_told_again_and_again() -> None:
     site = Site(kinds=("gpu-reset",))  # the ladder has no such rung
     site.start(OldDefinition(site.world))

@@ -26,9 +26,10 @@ from tests.support.repair_shop import TIMEOUT, ShopRepairer
 from tests.support.virtual_replica import later, soon
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 
 @pytest.mark.parametrize("trouble", ["", "refused", "down", "hangs"])
-@in_virtual_time
 async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_for_it(
     trouble: str,
 ) -> None:
@@ -59,7 +60,6 @@ async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_
     ("cancels", "sent", "outcome"),
     [(True, True, "Cancelled"), (False, True, "Unknown"), (False, False, "Cancelled")],
 )
-@in_virtual_time
 async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_that_ended(
     *, cancels: bool, sent: bool, outcome: str, keeps_objects: bool
 ) -> None:
@@ -85,7 +85,6 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
 
 
 @pytest.mark.parametrize("cancels", [False, True])
-@in_virtual_time
 async def test_an_order_is_cancelled_though_its_quarantine_was_taken_away_by_force(
     *, cancels: bool
 ) -> None:
@@ -105,7 +104,6 @@ async def test_an_order_is_cancelled_though_its_quarantine_was_taken_away_by_for
 
 
 @pytest.mark.parametrize("call", ["read_outcome", "cancel", "clean_up"])
-@in_virtual_time
 async def test_a_persons_release_waits_for_no_repairer_that_hangs(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +134,6 @@ def hanging(begun: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("by", ["force", "uncordon"])
-@in_virtual_time
 async def test_a_persons_release_by_the_node_waits_for_no_repairer_that_hangs(
     by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +159,6 @@ async def test_a_persons_release_by_the_node_waits_for_no_repairer_that_hangs(
     site.check()
 
 
-@in_virtual_time
 async def test_a_repair_goes_on_while_a_pin_holds_the_release_of_a_force_taken_back() -> None:
     site = Site()
     site.ill, site.shop.boots = {}, False
@@ -177,7 +173,6 @@ async def test_a_repair_goes_on_while_a_pin_holds_the_release_of_a_force_taken_b
     site.check()
 
 
-@in_virtual_time
 async def test_a_release_ends_the_reservation_of_a_repair_that_never_began() -> None:
     """Else it would hold the repairs of its failure domain until that repair's time is over."""
     site = Site("n1", "n2")
@@ -198,7 +193,6 @@ async def test_a_release_ends_the_reservation_of_a_repair_that_never_began() -> 
     site.check()
 
 
-@in_virtual_time
 async def test_a_release_leaves_an_outcome_that_is_known_as_it_is() -> None:
     """Its end only waits for the removal of what its order left."""
     site = Site()
@@ -216,7 +210,6 @@ async def test_a_release_leaves_an_outcome_that_is_known_as_it_is() -> None:
     assert reported_ends(site) == ["Failed"]
 
 
-@in_virtual_time
 async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() -> None:
     site = Site()
     site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")
@@ -230,7 +223,6 @@ async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() ->
 
 
 @pytest.mark.parametrize("state", [AnswerState.NOT_SENT, AnswerState.FAILED])
-@in_virtual_time
 async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -> None:
     """Without an end of the attempt the node would never be released."""
     site = Site()
@@ -249,7 +241,6 @@ async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -
     assert (waited >= 300) is (state is AnswerState.NOT_SENT)
 
 
-@in_virtual_time
 async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     site = Site()
     site.ill = {}
@@ -270,7 +261,6 @@ async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_a_person_deletes_an_operation_before_its_order() -> None:
     """A process made it, and died before it began."""
     site = Site()
@@ -287,7 +277,6 @@ async def test_a_person_deletes_an_operation_before_its_order() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_a_cancellation_between_adoption_and_order_ends_at_once_and_clears_nothing() -> None:
     site = Site(kinds=("reboot",))
     site.shop.boots = False
@@ -317,7 +306,6 @@ async def test_a_cancellation_between_adoption_and_order_ends_at_once_and_clears
     site.check()
 
 
-@in_virtual_time
 async def test_the_ladder_goes_on_after_a_persons_repair_although_its_last_write_has_failed() -> (
     None
 ):
@@ -343,7 +331,6 @@ async def test_the_ladder_goes_on_after_a_persons_repair_although_its_last_write
     site.check()
 
 
-@in_virtual_time
 async def test_a_request_that_another_replaced_under_its_name_does_not_begin_as_the_first() -> None:
     site = Site(kinds=("reboot", "replace"))
     site.ill, site.shop.boots = {}, False
@@ -365,7 +352,6 @@ async def test_a_request_that_another_replaced_under_its_name_does_not_begin_as_
     site.check()
 
 
-@in_virtual_time
 async def test_a_cancellation_of_what_is_over_lets_no_further_repair_begin() -> None:
     """The order has ended, and its leftovers are not removed yet."""
     site = Site(kinds=("reboot", "replace"))
@@ -383,7 +369,6 @@ async def test_a_cancellation_of_what_is_over_lets_no_further_repair_begin() -> 
     site.check()
 
 
-@in_virtual_time
 async def test_an_object_of_another_tool_with_the_next_name_is_neither_used_nor_removed() -> None:
     """The ladder waits until a person deletes it."""
     site = Site()
@@ -402,7 +387,6 @@ async def test_an_object_of_another_tool_with_the_next_name_is_neither_used_nor_
     site.check()
 
 
-@in_virtual_time
 async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quarantine() -> None:
     site = Site()
     site.ill = {}
@@ -430,7 +414,6 @@ async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quara
     site.check()
 
 
-@in_virtual_time
 async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo() -> None:
     """As with its definition: the Node alone remembers it then."""
     site = Site()
@@ -448,7 +431,6 @@ async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo
     assert site.repaired == ["reboot"]
 
 
-@in_virtual_time
 async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> None:
     site = Site()
     site.ill = {}
@@ -463,7 +445,6 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
 
 
 @pytest.mark.parametrize("there", [True, False])
-@in_virtual_time
 async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool) -> None:
     """``there``: the Node. Where it is gone, nobody has taken anything back."""
     site = Site(kinds=("replace",))
@@ -482,7 +463,6 @@ async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool)
     assert reported_ends(site) == ["Cancelled" if there else "Succeeded"]
 
 
-@in_virtual_time
 async def test_a_request_of_before_the_drains_end_ends_with_its_quarantine() -> None:
     site = Site()
     site.ill = {}

@@ -52,8 +52,9 @@ from tests.support.replica import (
 from tests.support.virtual_replica import Running, later
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
-@in_virtual_time
+
 async def test_a_drained_node_is_rebooted_and_released_after_another_boot() -> None:
     site = Site()
     site.start()
@@ -78,7 +79,6 @@ class WithoutKubelets(MemoryCluster):
         return replace(found, boot_id="", ready=None) if found is not None else None
 
 
-@in_virtual_time
 async def test_without_a_kubelet_the_boot_that_the_agent_reports_proves_the_reboot() -> None:
     site = Site()
     site.start(WithoutKubelets(site.world))
@@ -107,7 +107,6 @@ async def writes_of_a_drain(settings: RepairSettings | None) -> tuple[list[str],
 
 
 @pytest.mark.parametrize("mode", [RepairMode.OFF, RepairMode.OBSERVE])
-@in_virtual_time
 async def test_without_the_mode_no_repair_is_ordered_and_each_write_is_as_before(
     mode: RepairMode,
 ) -> None:
@@ -121,7 +120,6 @@ async def test_without_the_mode_no_repair_is_ordered_and_each_write_is_as_before
     assert told == (mode is RepairMode.OBSERVE)
 
 
-@in_virtual_time
 async def test_a_node_on_which_work_stays_is_not_repaired_before_that_is_gone() -> None:
     site = Site()
     site.start()
@@ -138,7 +136,6 @@ async def test_a_node_on_which_work_stays_is_not_repaired_before_that_is_gone() 
     site.check()
 
 
-@in_virtual_time
 async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
     site = Site()
     site.kinds = ()
@@ -160,7 +157,6 @@ async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_an_order_directly_after_the_drain_needs_no_further_read_of_the_pods() -> None:
     reads = []
     for kinds in ((), ("reboot",)):
@@ -179,7 +175,6 @@ async def test_an_order_directly_after_the_drain_needs_no_further_read_of_the_po
     assert ordered == drained > 0
 
 
-@in_virtual_time
 async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> None:
     site = Site("n1", "n2")
     site.rules = {"concurrent": 1}
@@ -201,7 +196,6 @@ async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> No
     site.check()
 
 
-@in_virtual_time
 async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladder() -> None:
     site = Site(kinds=("reboot", "replace", "ticket"))
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")
@@ -219,7 +213,6 @@ async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladde
     site.check()
 
 
-@in_virtual_time
 async def test_a_ticket_has_what_the_agent_collected_before_the_acts() -> None:
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "no")
@@ -253,7 +246,6 @@ async def test_a_ticket_has_what_the_agent_collected_before_the_acts() -> None:
     assert "agent" not in json.loads(evidence_bundle(site.quarantine(), told))
 
 
-@in_virtual_time
 async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
     site = Site()
     site.shop.boots = False
@@ -271,7 +263,6 @@ async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
     assert site.repaired == ["reboot", "ticket"]
 
 
-@in_virtual_time
 async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_person() -> None:
     site = Site()
     site.shop.answer, site.shop.boots = RepairAnswer(AnswerState.UNSURE, "a timeout"), False
@@ -283,7 +274,6 @@ async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_perso
     site.check()
 
 
-@in_virtual_time
 async def test_what_an_order_left_is_removed_before_its_end_is_written() -> None:
     site = Site()
     site.start()
@@ -293,7 +283,6 @@ async def test_what_an_order_left_is_removed_before_its_end_is_written() -> None
     assert site.shop.ended == site.shop.cleaned
 
 
-@in_virtual_time
 async def test_another_boot_is_no_proof_while_the_other_controller_is_at_work() -> None:
     """A remediator of medik8s deletes the pods of the node when it has returned."""
     site = Site()
@@ -307,7 +296,6 @@ async def test_another_boot_is_no_proof_while_the_other_controller_is_at_work() 
     site.check()
 
 
-@in_virtual_time
 async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_node() -> None:
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.UNSURE, "a timeout")
@@ -320,7 +308,6 @@ async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_nod
 
 
 @pytest.mark.parametrize("told", [True, False])
-@in_virtual_time
 async def test_the_end_of_an_order_is_taken_up_when_the_agent_tells_it(*, told: bool) -> None:
     site = Site()
     site.shop.boots = False
@@ -335,7 +322,6 @@ async def test_the_end_of_an_order_is_taken_up_when_the_agent_tells_it(*, told: 
     assert (asyncio.get_running_loop().time() - begun < 1.0) is told
 
 
-@in_virtual_time
 async def test_an_end_that_is_told_while_its_order_is_written_is_taken_up_at_once() -> None:
     site, told = Site(), list[float]()
     site.shop.boots = False
@@ -357,7 +343,6 @@ async def test_an_end_that_is_told_while_its_order_is_written_is_taken_up_at_onc
     assert asyncio.get_running_loop().time() - told[0] < 1.0
 
 
-@in_virtual_time
 async def test_the_end_of_an_order_to_a_node_out_of_quarantine_changes_nothing() -> None:
     site = Site()
     site.start()
@@ -370,7 +355,6 @@ async def test_the_end_of_an_order_to_a_node_out_of_quarantine_changes_nothing()
 
 
 @pytest.mark.parametrize("action", ["observe", "cordon"])
-@in_virtual_time
 async def test_incidents_that_come_and_go_bring_no_look_at_a_repair(action: str) -> None:
     """An agent may tell of twenty a second, and each look reads the node and asks the repairer."""
     site = Site()
@@ -392,7 +376,6 @@ async def test_incidents_that_come_and_go_bring_no_look_at_a_repair(action: str)
     assert site.replica.cluster.asked["read_node"] - before <= 30 / POLL_EVERY + 1
 
 
-@in_virtual_time
 async def test_no_node_is_released_while_an_order_may_still_reach_it() -> None:
     site = Site()
     site.shop.boots = False
@@ -406,7 +389,6 @@ async def test_no_node_is_released_while_an_order_may_still_reach_it() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_the_stop_switch_holds_an_order_and_not_its_proof() -> None:
     site = Site()
     site.world.person_stops("a fire")
@@ -437,7 +419,6 @@ async def test_the_stop_switch_holds_an_order_and_not_its_proof() -> None:
     await other.replica.stop()
 
 
-@in_virtual_time
 async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> None:
     others = [f"n{number}" for number in range(2, 11)]
     site = Site("n1", *others)
@@ -476,7 +457,6 @@ async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> N
     site.check()
 
 
-@in_virtual_time
 async def test_a_person_may_have_a_node_repaired_whatever_the_fleet_has() -> None:
     site = Site("n1", "n2")
     site.settings = replace(SETTINGS, limits=replace(SETTINGS.limits, quorum_percent=100.0))
@@ -493,7 +473,6 @@ async def test_a_person_may_have_a_node_repaired_whatever_the_fleet_has() -> Non
     await site.settles(lambda: site.shop.orders)
 
 
-@in_virtual_time
 async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
     site = Site("n1", "n2", "n3")
     site.rules = {"concurrent": 3, "concurrent_percent": 100.0}
@@ -509,7 +488,6 @@ async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_a_repair_that_has_ended_counts_no_more_before_the_watch_shows_that() -> None:
     site = Site("n1", "n2")
     site.rules = {"concurrent": 1, "concurrent_percent": 100.0}
@@ -524,7 +502,6 @@ async def test_a_repair_that_has_ended_counts_no_more_before_the_watch_shows_tha
 
 
 @pytest.mark.parametrize("look", [0.0, 7.0, 14.0])
-@in_virtual_time
 async def test_a_node_that_a_repair_replaced_is_never_marked(look: float) -> None:
     """The new Node may be seen at any time between two looks at the repair."""
     site = Site(kinds=("replace",))
@@ -544,7 +521,6 @@ async def test_a_node_that_a_repair_replaced_is_never_marked(look: float) -> Non
     assert "repair.ended" in site.replica.notes.kinds("n1")
 
 
-@in_virtual_time
 async def test_a_node_in_place_of_one_that_is_being_rebooted_has_no_work_before_the_proof() -> None:
     """A BMC that is known by the node's name may still reboot the machine."""
     site = Site()
@@ -563,7 +539,6 @@ async def test_a_node_in_place_of_one_that_is_being_rebooted_has_no_work_before_
     assert not site.world.nodes["n1"].unschedulable
 
 
-@in_virtual_time
 async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> None:
     """As where the node's agent was away for minutes."""
     site = Site()
@@ -582,7 +557,6 @@ async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> Non
     site.check()
 
 
-@in_virtual_time
 async def test_work_that_comes_while_the_repair_is_reserved_holds_its_order() -> None:
     """The reservation waits in a queue: the order rests on what was read before it."""
     site, came = Site(), list[str]()
@@ -605,7 +579,6 @@ async def test_work_that_comes_while_the_repair_is_reserved_holds_its_order() ->
     site.check()
 
 
-@in_virtual_time
 async def test_an_end_is_reported_where_what_follows_it_can_not_be_written() -> None:
     site, failed = Site(), list[str]()
     site.keeps_objects = False
@@ -625,7 +598,6 @@ async def test_an_end_is_reported_where_what_follows_it_can_not_be_written() -> 
     site.check()
 
 
-@in_virtual_time
 async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -> None:
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
@@ -636,7 +608,6 @@ async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -
     assert site.shop.done == []
 
 
-@in_virtual_time
 async def test_mode_observe_sends_no_order_that_waits() -> None:
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
@@ -650,7 +621,6 @@ async def test_mode_observe_sends_no_order_that_waits() -> None:
     assert len(site.shop.orders) == orders
 
 
-@in_virtual_time
 async def test_another_boot_of_the_same_node_is_no_replacement() -> None:
     site = Site(kinds=("replace", "ticket"))
     site.shop.boots = False
@@ -663,7 +633,6 @@ async def test_another_boot_of_the_same_node_is_no_replacement() -> None:
     assert site.world.nodes["n1"].unschedulable
 
 
-@in_virtual_time
 async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -> None:
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
@@ -682,7 +651,6 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     assert len(site.shop.orders) == orders
 
 
-@in_virtual_time
 async def test_a_repair_counts_in_the_pool_that_its_node_has_joined_since_the_last_list() -> None:
     site = Site("n1", "n2")
     site.shop.boots = False
@@ -730,7 +698,6 @@ class SlowWrites(MemoryCluster):
         return await super()._call(name, effect, guard)
 
 
-@in_virtual_time
 async def test_an_order_rests_on_no_read_of_the_pods_that_is_older_than_its_guard_allows() -> None:
     """The drain's last read counts for the beginning of the repair, too."""
     site = Site()

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from aggregator.cluster.port import ObjectCondition, Phase
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.repair import RepairMode
@@ -13,6 +15,8 @@ from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settin
 from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import Running, later, soon
 from tests.support.virtual_time import in_virtual_time
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 POLICY = shipped_policy("rules:\n  - {name: gpu-gone, repair: [reboot, ticket]}\n")
 ILL, WELL = snapshot(fault()), snapshot(cleared=(Cleared("xid:79", "GPU-1", "reboot"),))
@@ -63,7 +67,6 @@ class Site:
         await soon(reached, within=4 * TIMEOUT)
 
 
-@in_virtual_time
 async def test_a_repair_shows_as_a_condition_and_counts_until_the_node_is_back() -> None:
     site = Site()
     await site.until("Ordered")
@@ -81,7 +84,6 @@ async def test_a_repair_shows_as_a_condition_and_counts_until_the_node_is_back()
     await soon(lambda: fleet.repairing == 0, within=3 * ROUNDS)
 
 
-@in_virtual_time
 async def test_a_ladder_that_ends_shows_so_and_counts_the_attempt_that_failed() -> None:
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")
@@ -94,7 +96,6 @@ async def test_a_ladder_that_ends_shows_so_and_counts_the_attempt_that_failed() 
     assert site.replica.fleet.stages.repair_attempts == {("reboot", "Failed"): 1}
 
 
-@in_virtual_time
 async def test_without_repairs_there_is_no_condition_about_them() -> None:
     site = Site(mode=RepairMode.OFF)
     await soon(
@@ -107,7 +108,6 @@ async def test_without_repairs_there_is_no_condition_about_them() -> None:
     assert site.condition() is None
 
 
-@in_virtual_time
 async def test_a_request_of_an_earlier_quarantine_is_not_followed_in_a_later_one() -> None:
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")

@@ -15,6 +15,8 @@ from tests.support import virtual_time
 from tests.support.virtual_time import loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 
 class Waiting:
     """The agents of one gateway that wait. Those that are ``there`` send their snapshot at once."""
@@ -31,7 +33,6 @@ class Waiting:
 
 
 @pytest.mark.parametrize(("listed_after", "expected"), [(2.0, 2.0), (60.0, LISTS_WITHIN)])
-@virtual_time.in_virtual_time
 async def test_snapshots_wait_for_the_clusters_lists_but_not_for_ever(
     listed_after: float, expected: float
 ) -> None:
@@ -65,7 +66,6 @@ def test_no_more_snapshots_are_under_way_than_are_taken_in_a_moment() -> None:
     assert 1_000 - busy.waiting <= AHEAD_BUSY + 150 + 10
 
 
-@virtual_time.in_virtual_time
 async def test_snapshots_that_do_not_come_are_not_waited_for_for_ever() -> None:
     began, gone = loop_time(), Waiting(3 * AHEAD, there=False)
     pacer = ResyncPacer(lambda: 0)
@@ -76,7 +76,6 @@ async def test_snapshots_that_do_not_come_are_not_waited_for_for_ever() -> None:
     running.cancel()
 
 
-@virtual_time.in_virtual_time
 async def test_more_are_under_way_while_the_event_loop_keeps_up() -> None:
     busy = Waiting(1_000, there=False)
     pacer = ResyncPacer(lambda: 0)

@@ -16,6 +16,8 @@ from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, fault, hello, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 #: Level evidence that the shipped rules only watch.
 SLOW = component("nic-health", "eth0", Status.FAILED, "slow")
 WELL = replace(SLOW, status=Status.OK, reason="")
@@ -53,7 +55,6 @@ class Scene:
         return self.replica.notes.kinds("n1").count(kind)
 
 
-@virtual_time.in_virtual_time
 async def test_failing_and_silent_under_a_ready_kubelet_is_told_once_for_each_time() -> None:
     scene = Scene()
     for times in (1, 2):
@@ -77,7 +78,6 @@ def stays(_: Scene) -> None:
 
 
 @pytest.mark.parametrize("happens", [restarts, stays])
-@virtual_time.in_virtual_time
 async def test_such_a_cordon_stands_until_the_agent_speaks(
     happens: Callable[[Scene], None],
 ) -> None:
@@ -92,7 +92,6 @@ async def test_such_a_cordon_stands_until_the_agent_speaks(
     await soon(lambda: not scene.world.quarantines)
 
 
-@virtual_time.in_virtual_time
 async def test_it_goes_through_every_limit() -> None:
     scene = Scene()
     scene.replica = Replica(
@@ -107,7 +106,6 @@ async def test_it_goes_through_every_limit() -> None:
     assert not scene.world.quarantines
 
 
-@virtual_time.in_virtual_time
 async def test_a_person_who_uncordons_it_is_heard_until_the_agent_is_back() -> None:
     scene = Scene(cordons=True)
     scene.speaks(SLOW)
@@ -123,7 +121,6 @@ async def test_a_person_who_uncordons_it_is_heard_until_the_agent_is_back() -> N
     await soon(lambda: phase_of(scene.world, "n1") is Phase.CORDONED)
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_in_quarantine_is_not_asked_about() -> None:
     scene = Scene()
     scene.speaks(fault())
@@ -138,7 +135,6 @@ async def test_a_node_in_quarantine_is_not_asked_about() -> None:
 # -- attached, and not understood ---------------------------------------------------------------
 
 
-@virtual_time.in_virtual_time
 async def test_an_agent_that_is_refused_again_and_again_is_silent_and_told_with_the_reason() -> (
     None
 ):
@@ -165,7 +161,6 @@ async def test_an_agent_that_is_refused_again_and_again_is_silent_and_told_with_
     await scene.replica.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_an_agent_that_is_attached_and_never_sends_a_snapshot_is_silent() -> None:
     scene = Scene()
     scene.replica.controller.on_connect(hello("n1"), scene.line)
@@ -176,7 +171,6 @@ async def test_an_agent_that_is_attached_and_never_sends_a_snapshot_is_silent() 
     await scene.replica.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_an_agent_whose_hello_is_refused_is_silent() -> None:
     scene = Scene()
     for _ in range(10):
@@ -188,7 +182,6 @@ async def test_an_agent_whose_hello_is_refused_is_silent() -> None:
     await scene.replica.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_an_agent_that_comes_back_in_time_was_never_silent() -> None:
     """A positive control: it detaches every 20 s, and each of its snapshots is taken."""
     scene = Scene()

@@ -12,6 +12,8 @@ from tests.support.node_states import summary_in
 from tests.support.replica import OPEN, SETTINGS, Replica, component, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 
 def gpus(*failed: int) -> list[Component]:
     found = [
@@ -21,7 +23,6 @@ def gpus(*failed: int) -> list[Component]:
     return [*found, component("gpu-clocks", "GPU-0", Status.UNKNOWN)]
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_is_measured_from_the_kernels_line_to_its_release() -> None:
     world = one_node()
     replica = Replica(world, clock=Running())
@@ -52,7 +53,6 @@ async def test_a_node_is_measured_from_the_kernels_line_to_its_release() -> None
     assert stages.ingest_to_decision.count == stages.decision_to_taint[False].count == 1
 
 
-@virtual_time.in_virtual_time
 async def test_a_restarted_aggregator_measures_no_earlier_decision_again() -> None:
     world = one_node()
     clock = Running()
@@ -69,7 +69,6 @@ async def test_a_restarted_aggregator_measures_no_earlier_decision_again() -> No
     assert not stages.causes
 
 
-@virtual_time.in_virtual_time
 async def test_gpus_of_a_node_that_has_not_reported_are_those_of_its_label() -> None:
     world = one_node(labels={"nvidia.com/gpu.count": "4"})
     replica = Replica(world, clock=Running())
@@ -77,7 +76,6 @@ async def test_gpus_of_a_node_that_has_not_reported_are_those_of_its_label() -> 
     assert gpu_counts(summary_in(replica.fleet, "n1")) == GpuCounts(unknown=4)
 
 
-@virtual_time.in_virtual_time
 async def test_a_taint_that_a_limit_held_up_counts_apart() -> None:
     world = one_node()
     world.add_node("n2")

@@ -16,6 +16,8 @@ from tests.support.present import present
 from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 ILL = snapshot(fault())
 
 
@@ -67,7 +69,6 @@ def in_quarantine(world: World) -> bool:
     return phase_of(world, "n1") is Phase.DRAINED
 
 
-@virtual_time.in_virtual_time
 async def test_an_old_picture_costs_a_second_try_and_wipes_out_nobodys_taint() -> None:
     world = one_node()
     theirs = Taint("example.com/rack-work", "", "NoSchedule")
@@ -79,7 +80,6 @@ async def test_an_old_picture_costs_a_second_try_and_wipes_out_nobodys_taint() -
     assert world.writes.count("patch n1") == 1
 
 
-@virtual_time.in_virtual_time
 async def test_an_exemption_that_the_cache_does_not_show_yet_keeps_the_node_untouched() -> None:
     world = one_node()
     replica = Replica(world, clock=Running())
@@ -92,7 +92,6 @@ async def test_an_exemption_that_the_cache_does_not_show_yet_keeps_the_node_unto
     assert not parse_record(world.record.text).entries
 
 
-@virtual_time.in_virtual_time
 async def test_an_exemption_that_only_the_cache_still_shows_holds_nothing_up() -> None:
     world = one_node()
     world.person_annotates("n1", EXEMPT, exemption(10**9, "hands off"))
@@ -102,7 +101,6 @@ async def test_an_exemption_that_only_the_cache_still_shows_holds_nothing_up() -
     await soon(lambda: in_quarantine(world), within=10)
 
 
-@virtual_time.in_virtual_time
 async def test_a_persons_word_holds_although_the_cache_shows_the_node_before_it() -> None:
     world = one_node()
     replica = Replica(world, clock=Running())
@@ -115,7 +113,6 @@ async def test_a_persons_word_holds_although_the_cache_shows_the_node_before_it(
     assert not world.quarantines
 
 
-@virtual_time.in_virtual_time
 async def test_a_node_made_anew_is_not_taken_for_the_one_that_the_cache_remembers() -> None:
     world = one_node()
     world.renew_node("n1", "boot-2")
@@ -128,7 +125,6 @@ async def test_a_node_made_anew_is_not_taken_for_the_one_that_the_cache_remember
     assert is_marked(world.nodes["n1"])
 
 
-@virtual_time.in_virtual_time
 async def test_of_a_node_that_only_the_cache_remembers_it_is_said_that_it_is_not_there() -> None:
     world = one_node()
     world.add_node("n2")  # some are there: of none at all no share could be taken
@@ -142,7 +138,6 @@ async def test_of_a_node_that_only_the_cache_remembers_it_is_said_that_it_is_not
     assert not world.quarantines
 
 
-@virtual_time.in_virtual_time
 async def test_an_ill_node_the_cluster_does_not_have_is_held_and_told_and_written_of_once() -> None:
     """Deleted while its agent lives on, or known to the agent by another name. Each admission that
     was written and undone caused an event, and each event asked for admission again: forty writes a

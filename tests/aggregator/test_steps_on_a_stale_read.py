@@ -45,6 +45,8 @@ from tests.support.replica import (
 from tests.support.virtual_replica import Running, later, soon
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 ILL = snapshot(fault())
 CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
 RECOVERED = NextStep(ReleaseStep.RELEASE, because="its cause is over")
@@ -89,7 +91,6 @@ def nothing_happens(_: Replica, __: FakeLine) -> None:
     ("happens", "released"),
     [(it_falls_silent, False), (it_falls_ill, False), (nothing_happens, True)],
 )
-@in_virtual_time
 async def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
     happens: Callable[[Replica, FakeLine], None], monkeypatch: pytest.MonkeyPatch, *, released: bool
 ) -> None:
@@ -112,7 +113,6 @@ async def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_st
     assert (phase_of(world, "n1") is Phase.RELEASING) == released
 
 
-@in_virtual_time
 async def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
     world = World()
     replica, node_state = await drained(world)
@@ -127,7 +127,6 @@ async def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
     assert phase_of(world, "n1") is Phase.DRAINED
 
 
-@in_virtual_time
 async def test_a_quarantine_made_without_leave_is_void_unless_the_record_has_its_entry() -> None:
     world = World()
     replica, node_state = await drained(world)
@@ -158,7 +157,6 @@ async def test_a_quarantine_made_without_leave_is_void_unless_the_record_has_its
         (Action.OBSERVE, Phase.DRAINING, Phase.CORDONED),
     ],
 )
-@in_virtual_time
 async def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
     action: Action, before: Phase, after: Phase
 ) -> None:
@@ -230,7 +228,6 @@ def it_is_exempt(world: World, _: NodeState) -> None:
         (it_is_exempt, False),
     ],
 )
-@in_virtual_time
 async def test_a_mark_is_set_again_only_while_its_quarantine_is_on_that_node(
     happens: Callable[[World, NodeState], None], *, restored: bool
 ) -> None:
@@ -254,7 +251,6 @@ async def test_a_mark_is_set_again_only_while_its_quarantine_is_on_that_node(
 # -- an adoption ----------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_marks_that_cant_be_read_are_adopted_as_a_cordon_that_a_person_ends() -> None:
     world = World.of("n1")
     replica = await Replica(world, clock=Running()).ready()
@@ -268,7 +264,6 @@ async def test_marks_that_cant_be_read_are_adopted_as_a_cordon_that_a_person_end
 # -- admission ------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_node_back_when_it_is_proposed_is_quarantined_and_one_that_is_not_is_held() -> None:
     world = World.of("n1")
     replica = await Replica(world, clock=Running()).ready()
@@ -328,7 +323,6 @@ def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
 # -- what is forgotten ----------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
     world, line = World(), FakeLine()
     world.add_node("n1")
@@ -344,7 +338,6 @@ async def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
     assert replica.notes.kinds("n1").count("agent.conflict") == 1
 
 
-@in_virtual_time
 async def test_a_quarantine_that_is_gone_is_absent_no_more() -> None:
     world = World()
     replica, node_state = await drained(world)

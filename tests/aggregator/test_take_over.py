@@ -28,6 +28,8 @@ from tests.support.present import present
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 ILL = snapshot(fault())
 FIRST = fault("xid:48", "GPU-1", cleared_by=ClearedBy.GPU_RESET)
 SECOND = fault("xid:48", "GPU-2", cleared_by=ClearedBy.GPU_RESET, source_seq=8)
@@ -59,7 +61,6 @@ async def drained(world: World, *nodes: str) -> None:
     await soon(done)
 
 
-@virtual_time.in_virtual_time
 async def test_a_sign_that_the_controller_before_has_acknowledged_is_known(world: World) -> None:
     first = await controller(world)
     first.agent("n1", snapshot(FIRST))
@@ -74,7 +75,6 @@ async def test_a_sign_that_the_controller_before_has_acknowledged_is_known(world
     await heir.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_what_came_to_a_quarantine_after_it_was_made_is_known(world: World) -> None:
     first = await controller(world)
     first.agent("n1", snapshot(FIRST))
@@ -92,7 +92,6 @@ async def test_what_came_to_a_quarantine_after_it_was_made_is_known(world: World
     await heir.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_a_sign_ends_the_word_of_a_person_that_was_spoken_before_this_controller(
     world: World,
 ) -> None:
@@ -112,7 +111,6 @@ async def test_a_sign_ends_the_word_of_a_person_that_was_spoken_before_this_cont
     await heir.stop()
 
 
-@virtual_time.in_virtual_time
 async def test_without_the_lease_no_step_begins_and_no_sign_is_acknowledged(world: World) -> None:
     """Evidence is folded all the same, and acted on when the Lease proves to be ours still."""
     holds = [False]
@@ -153,7 +151,6 @@ class Slow(MemoryCluster):
             self.under_way -= 1
 
 
-@virtual_time.in_virtual_time
 async def test_evictions_at_once_are_counted_over_the_fleet(world: World) -> None:
     for node in world.nodes:
         for number in range(6):
@@ -203,7 +200,6 @@ async def operands(replica: Replica) -> str:
 
 
 @pytest.mark.parametrize("what", UNDOES)
-@virtual_time.in_virtual_time
 async def test_a_controller_whose_place_is_lost_while_its_request_waits_undoes_nothing(
     world: World, what: str
 ) -> None:

@@ -20,6 +20,8 @@ from tests.support.replica import component, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time, loop_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 PASSED = RepairAnswer(AnswerState.DONE, "passed", {"measurements": '[["m","",1.5,"GB/s"]]'})
 FAILED = RepairAnswer(AnswerState.FAILED, "threshold: fio: too slow")
 NOTHING = RepairAnswer(AnswerState.INCONCLUSIVE, "missing-tool: there is no dcgmi")
@@ -37,7 +39,6 @@ def site_that_tests(
     return site
 
 
-@in_virtual_time
 async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> None:
     site = site_that_tests()
     site.start()
@@ -55,7 +56,6 @@ async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> Non
     assert "test standard succeeded: passed" in ended[-1].summary
 
 
-@in_virtual_time
 async def test_a_test_whose_operation_is_gone_is_left_to_a_person_who_is_told_once() -> None:
     site = site_that_tests(verdicts=(GOING,))
     site.world.operations.person_requests("n2", "reboot", "anothers")
@@ -73,7 +73,6 @@ async def test_a_test_whose_operation_is_gone_is_left_to_a_person_who_is_told_on
 
 
 @pytest.mark.parametrize("field", ["evidence_at", "exhausted_at"])
-@in_virtual_time
 async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field: str) -> None:
     site = site_that_tests()
     site.shop.boots = False
@@ -94,7 +93,6 @@ async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field:
 
 
 @pytest.mark.parametrize("phase", [0.0, 5.0, 10.0])
-@in_virtual_time
 async def test_a_test_begins_as_soon_as_the_node_has_recovered(phase: float) -> None:
     site = site_that_tests()
     site.shop.boots = False
@@ -107,7 +105,6 @@ async def test_a_test_begins_as_soon_as_the_node_has_recovered(phase: float) -> 
     assert told["repair.ordered"] - told["incident.closed"] < 1.0
 
 
-@in_virtual_time
 async def test_a_node_that_recovers_again_and_again_is_not_looked_at_each_time() -> None:
     """By a rule without a healthy time an agent may tell of ten recoveries a second."""
     site = site_that_tests(verdicts=(GOING,))
@@ -127,7 +124,6 @@ async def test_a_node_that_recovers_again_and_again_is_not_looked_at_each_time()
     assert site.replica.cluster.asked["read_node"] - before <= 6
 
 
-@in_virtual_time
 async def test_a_test_that_fails_is_followed_by_the_next_rung_and_another_test() -> None:
     site = site_that_tests(verdicts=(FAILED, PASSED))
     site.kinds = ("gpu-reset", "reboot", "ticket", "test")
@@ -144,7 +140,6 @@ async def test_a_test_that_fails_is_followed_by_the_next_rung_and_another_test()
     assert site.repaired == ["gpu-reset", "test", "reboot", "test"]
 
 
-@in_virtual_time
 async def test_a_node_that_fails_its_test_on_the_last_rung_is_a_persons() -> None:
     site = site_that_tests(verdicts=(FAILED,))
     site.kinds = ("reboot", "test")
@@ -161,7 +156,6 @@ async def test_a_node_that_fails_its_test_on_the_last_rung_is_a_persons() -> Non
     await site.settles(site.is_released)
 
 
-@in_virtual_time
 async def test_tests_without_a_verdict_are_bounded_and_apart() -> None:
     site = site_that_tests(verdicts=(NOTHING,))
     site.start()
@@ -175,7 +169,6 @@ async def test_tests_without_a_verdict_are_bounded_and_apart() -> None:
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
 
 
-@in_virtual_time
 async def test_a_test_without_an_end_is_cancelled_at_its_deadline_and_tried_again() -> None:
     site = site_that_tests(verdicts=(GOING, PASSED))
     site.start()
@@ -188,7 +181,6 @@ async def test_a_test_without_an_end_is_cancelled_at_its_deadline_and_tried_agai
     assert site.repaired == ["reboot", "test", "test"]
 
 
-@in_virtual_time
 async def test_a_pass_does_not_count_where_evidence_came_during_the_test() -> None:
     site = site_that_tests(verdicts=(GOING,))
     site.start()
@@ -208,7 +200,6 @@ async def test_a_pass_does_not_count_where_evidence_came_during_the_test() -> No
     assert site.repaired.count("test") == 2
 
 
-@in_virtual_time
 async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons() -> None:
     site = site_that_tests(verify_within=1800.0)
     site.start()
@@ -227,7 +218,6 @@ async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons
     assert site.repaired == ["reboot"]
 
 
-@in_virtual_time
 async def test_a_person_tests_a_node_that_was_left_to_them_and_it_returns() -> None:
     site = site_that_tests(verdicts=(FAILED, PASSED))
     site.kinds = ("reboot", "test")
@@ -239,7 +229,6 @@ async def test_a_person_tests_a_node_that_was_left_to_them_and_it_returns() -> N
     assert site.shop.orders[-1].profile == "standard"
 
 
-@in_virtual_time
 async def test_another_profile_by_hand_is_no_pass_of_the_one_that_is_asked_for() -> None:
     site = site_that_tests(verdicts=(FAILED, PASSED, GOING))
     site.kinds = ("reboot", "test")
@@ -251,7 +240,6 @@ async def test_another_profile_by_hand_is_no_pass_of_the_one_that_is_asked_for()
     assert not site.is_released()
 
 
-@in_virtual_time
 async def test_a_persons_exemption_ends_the_wait_for_a_test() -> None:
     site = site_that_tests(verdicts=(GOING,))
     site.start()
@@ -261,7 +249,6 @@ async def test_a_persons_exemption_ends_the_wait_for_a_test() -> None:
     await site.settles(site.is_released, within=120)
 
 
-@in_virtual_time
 @pytest.mark.parametrize("mode", [RepairMode.OBSERVE, RepairMode.OFF])
 async def test_in_no_other_mode_a_test_holds_a_release(mode: RepairMode) -> None:
     site = site_that_tests()
@@ -279,7 +266,6 @@ async def test_in_no_other_mode_a_test_holds_a_release(mode: RepairMode) -> None
     assert any(would in text for text in told) == (mode is RepairMode.OBSERVE)
 
 
-@in_virtual_time
 async def test_a_cordoned_node_with_work_is_released_without_a_test_and_says_so() -> None:
     site = site_that_tests()
     policy = shipped_policy("rules:\n  - {name: gpu-gone, action: cordon, repair: [reboot]}\n")
@@ -299,7 +285,6 @@ async def test_a_cordoned_node_with_work_is_released_without_a_test_and_says_so(
     assert any("released without the test standard: work is still on" in text for text in told)
 
 
-@in_virtual_time
 async def test_two_nodes_of_a_rack_are_tested_one_after_the_other() -> None:
     site = site_that_tests("n1", "n2", concurrent_percent=100.0)
     for name in ("n1", "n2"):
@@ -356,7 +341,6 @@ def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, after: b
 
 
 @pytest.mark.parametrize("lost", ["write_quarantine_status", "write_record", "read_node", "repair"])
-@in_virtual_time
 async def test_lost_answers_of_the_cluster_release_no_node_without_its_pass(lost: str) -> None:
     site = site_that_tests()
     site.twice = True
@@ -374,7 +358,6 @@ async def test_lost_answers_of_the_cluster_release_no_node_without_its_pass(lost
     assert "test" in site.repaired
 
 
-@in_virtual_time
 async def test_a_restart_during_a_test_makes_no_second_one() -> None:
     """The next process waits anew for the evidence to stay away, and nothing is in force."""
     site = site_that_tests(verdicts=(GOING,))

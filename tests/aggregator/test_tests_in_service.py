@@ -38,6 +38,8 @@ from tests.support.replica import FakeLine, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 T = TypeVar("T")
 CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
 
@@ -58,7 +60,6 @@ def ended_as(site: IdleNodes, ident: str = "r1") -> str:
     return site.world.operations.by_name[ident].status.phase.value
 
 
-@in_virtual_time
 async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> None:
     site = in_service()
     ask(site)
@@ -84,7 +85,6 @@ async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> N
     assert len(site.program.orders) == 1
 
 
-@in_virtual_time
 async def test_a_request_that_comes_later_begins_its_test() -> None:
     site = in_service()
     site.start()
@@ -96,7 +96,6 @@ async def test_a_request_that_comes_later_begins_its_test() -> None:
     assert [one.profile for one in site.program.orders] == ["standard"]
 
 
-@in_virtual_time
 async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods() -> None:
     site = in_service()
     for number in range(5):
@@ -125,7 +124,6 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
 
 
-@in_virtual_time
 async def test_a_profile_that_there_is_not_is_refused() -> None:
     site = in_service()
     ask(site, profile="thorough")
@@ -136,7 +134,6 @@ async def test_a_profile_that_there_is_not_is_refused() -> None:
     assert site.program.orders == []
 
 
-@in_virtual_time
 async def test_a_refused_test_changes_nothing_of_what_is_known_of_the_node() -> None:
     site = in_service(verdicts=(FAILED, PASSED))
     ask(site)
@@ -155,7 +152,6 @@ async def test_a_refused_test_changes_nothing_of_what_is_known_of_the_node() -> 
     site.check()
 
 
-@in_virtual_time
 async def test_a_failure_is_evidence_over_a_restart_until_another_boot() -> None:
     site = in_service(verdicts=(FAILED,))
     ask(site)
@@ -170,7 +166,6 @@ async def test_a_failure_is_evidence_over_a_restart_until_another_boot() -> None
     assert len(site.program.orders) == 1
 
 
-@in_virtual_time
 async def test_a_site_may_quarantine_a_node_that_fails_by_hand() -> None:
     site = in_service(verdicts=(FAILED,))
     site.policy = CORDONS
@@ -182,7 +177,6 @@ async def test_a_site_may_quarantine_a_node_that_fails_by_hand() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_nodes_of_one_rack_are_tested_one_after_the_other() -> None:
     site = in_service("n1", "n2", verdicts=(GOING,), racks={"n1": "r1", "n2": "r1"})
     for name in site.names:
@@ -202,7 +196,6 @@ async def test_nodes_of_one_rack_are_tested_one_after_the_other() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_tests_by_hand_and_periodic_ones_have_one_limit() -> None:
     site = IdleNodes(*(f"n{number}" for number in range(6)), verdicts=(GOING,))
     site.start()
@@ -221,7 +214,6 @@ async def test_tests_by_hand_and_periodic_ones_have_one_limit() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits() -> None:
     names = tuple(f"n{number}" for number in range(6))
     site = in_service(*names, racks={name: f"r{number % 3}" for number, name in enumerate(names)})
@@ -241,7 +233,6 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_work_that_comes_before_the_pod_begins_ends_the_test_without_a_verdict() -> None:
     waits = RepairAnswer(AnswerState.TAKEN, "Unschedulable: Insufficient nvidia.com/gpu")
     site = in_service(verdicts=(waits,))
@@ -255,7 +246,6 @@ async def test_work_that_comes_before_the_pod_begins_ends_the_test_without_a_ver
     assert len(site.program.operations) == 1
 
 
-@in_virtual_time
 async def test_a_startup_taint_ends_the_test_and_a_quarantine_does() -> None:
     for ends in ("taint", "quarantine"):
         site = in_service(verdicts=(GOING,))
@@ -272,7 +262,6 @@ async def test_a_startup_taint_ends_the_test_and_a_quarantine_does() -> None:
         await site.replica.stop()
 
 
-@in_virtual_time
 async def test_a_request_on_a_new_node_whose_taint_goes_is_followed_as_of_one_in_service() -> None:
     site = in_service()
     site.rules = {"taint": KEY, "profile": "standard"}
@@ -290,7 +279,6 @@ async def test_a_request_on_a_new_node_whose_taint_goes_is_followed_as_of_one_in
     site.check()
 
 
-@in_virtual_time
 async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> None:
     site = in_service()
     site.world.person_stops("maintenance")
@@ -307,7 +295,6 @@ async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> N
     assert site.program.orders == []
 
 
-@in_virtual_time
 async def test_a_person_deletes_the_operation_of_a_test_under_way() -> None:
     site = in_service(verdicts=(GOING,))
     ask(site)
@@ -322,7 +309,6 @@ async def test_a_person_deletes_the_operation_of_a_test_under_way() -> None:
     assert len(site.program.orders) == 1
 
 
-@in_virtual_time
 async def test_a_request_that_names_a_quarantine_is_not_about_a_node_in_service() -> None:
     site = in_service()
     site.world.operations.person_requests(
@@ -334,7 +320,6 @@ async def test_a_request_that_names_a_quarantine_is_not_about_a_node_in_service(
 
 
 @pytest.mark.parametrize("why", ["no job", "off", "observe"])
-@in_virtual_time
 async def test_nothing_is_written_where_no_test_of_a_node_in_service_may_begin(why: str) -> None:
     site = in_service()
     site.gives_way = why != "no job"
@@ -346,7 +331,6 @@ async def test_nothing_is_written_where_no_test_of_a_node_in_service_may_begin(w
 
 
 @pytest.mark.parametrize("against", ["stop", "exempt", "observe", "evidence", "cordon", "silent"])
-@in_virtual_time
 async def test_what_speaks_against_the_test_of_an_idle_node_holds_one_by_hand(against: str) -> None:
     site = in_service()
     prevent(site, against)
@@ -359,7 +343,6 @@ async def test_what_speaks_against_the_test_of_an_idle_node_holds_one_by_hand(ag
     assert list(site.world.operations.by_name) == ["r1"]
 
 
-@in_virtual_time
 async def test_without_a_test_on_any_node_the_nodes_are_not_listed_in_full() -> None:
     site = in_service()
     cluster = MemoryCluster(site.world)
@@ -394,7 +377,6 @@ class SlowLists(MemoryCluster):
         return listed
 
 
-@in_virtual_time
 async def test_an_api_server_that_gives_no_list_delays_neither_tests_nor_the_fleets_rounds() -> (
     None
 ):
@@ -412,7 +394,6 @@ async def test_an_api_server_that_gives_no_list_delays_neither_tests_nor_the_fle
     await site.settles(lambda: site.replica.fleet.node_summaries["n1"].agent.silent)
 
 
-@in_virtual_time
 async def test_a_late_list_ends_no_evidence_of_a_test_that_has_failed_meanwhile() -> None:
     site = in_service("n1", "n2", verdicts=(PASSED, FAILED))
     site.policy = CORDONS
@@ -440,7 +421,6 @@ async def dies_before_the_order(site: IdleNodes) -> None:
 
 
 @pytest.mark.parametrize("now", ["observe", "observe nodes", "cordon", "reboot", "work", "no job"])
-@in_virtual_time
 async def test_an_order_that_was_not_sent_is_sent_only_where_the_test_may_still_begin(
     now: str,
 ) -> None:
@@ -471,7 +451,6 @@ async def test_an_order_that_was_not_sent_is_sent_only_where_the_test_may_still_
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_a_request_that_is_listed_during_the_last_step_of_the_test_before_is_followed() -> (
     None
 ):
@@ -494,7 +473,6 @@ async def test_a_request_that_is_listed_during_the_last_step_of_the_test_before_
     await site.settles(lambda: site.last_test().get("request") == "r2", within=HOUR)
 
 
-@in_virtual_time
 async def test_a_refused_test_leaves_no_reservation_behind() -> None:
     site = in_service()
     ask(site)
@@ -509,7 +487,6 @@ async def test_a_refused_test_leaves_no_reservation_behind() -> None:
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_a_request_of_the_same_name_as_one_that_was_removed_is_another_one() -> None:
     site = in_service()
     ask(site)
@@ -522,7 +499,6 @@ async def test_a_request_of_the_same_name_as_one_that_was_removed_is_another_one
     site.check()
 
 
-@in_virtual_time
 async def test_a_test_whose_operation_is_deleted_while_its_order_waits_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -548,7 +524,6 @@ async def test_a_test_whose_operation_is_deleted_while_its_order_waits_is_not_se
     assert site.program.orders == []
 
 
-@in_virtual_time
 async def test_a_test_whose_operation_can_not_be_written_is_not_tried_every_round() -> None:
     site = in_service()
     ask(site)
@@ -564,7 +539,6 @@ async def test_a_test_whose_operation_can_not_be_written_is_not_tried_every_roun
     assert cluster.asked["read_node"] - before <= 300 / 15 + 1
 
 
-@in_virtual_time
 async def test_a_quarantine_ends_the_request_for_a_test_that_has_not_begun() -> None:
     """The node is tested in its quarantine only where a person requests that of it."""
     site = in_service()
@@ -631,7 +605,6 @@ def test_a_request_to_the_cluster_that_fails_anywhere_changes_nothing_of_the_end
     fail_anywhere(made)
 
 
-@in_virtual_time
 async def test_work_that_comes_between_two_looks_is_seen_before_the_order() -> None:
     """A request that the limit holds reads the pods anew at each look."""
     site = in_service("n1", "n2", verdicts=(GOING,), racks={"n1": "r1", "n2": "r1"})

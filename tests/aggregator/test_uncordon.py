@@ -23,6 +23,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 ILL = snapshot(fault())
 UNCORDONED = "quarantine.uncordoned"
 PERSON = "oidc:mary"
@@ -71,7 +73,6 @@ def is_cordoned_again(world: World) -> bool:
 
 
 @pytest.mark.parametrize("action", list(OnUncordon))
-@in_virtual_time
 async def test_the_uncordon_of_somebody_elses_cordon_is_never_a_release(action: OnUncordon) -> None:
     world = world_with_a_job(unschedulable=True)  # kured has cordoned it, before the fault
     replica = Replica(world, clock=Running(), settings=under(action))
@@ -104,7 +105,6 @@ async def test_the_uncordon_of_somebody_elses_cordon_is_never_a_release(action: 
         (OnUncordon.RECORDON, True, PERSON, False),
     ],
 )
-@in_virtual_time
 async def test_the_uncordon_of_our_cordon_is_a_release_by_configuration_and_author(
     action: OnUncordon, user: str, *, trusts: bool, released: bool
 ) -> None:
@@ -126,7 +126,6 @@ async def test_the_uncordon_of_our_cordon_is_a_release_by_configuration_and_auth
     assert UNCORDONED_BY not in world.nodes["n1"].annotations
 
 
-@in_virtual_time
 async def test_by_default_an_uncordon_of_unknown_origin_releases_nothing_and_holds_evictions() -> (
     None
 ):
@@ -144,7 +143,6 @@ async def test_by_default_an_uncordon_of_unknown_origin_releases_nothing_and_hol
     await until(lambda: world.evicted == ["uid-a"], within=300)
 
 
-@in_virtual_time
 async def test_an_uncordon_never_lifts_a_quarantine_that_a_person_made() -> None:
     world = world_with_a_job()
     replica = Replica(world, clock=Running())  # release_on_uncordon: release
@@ -158,7 +156,6 @@ async def test_an_uncordon_never_lifts_a_quarantine_that_a_person_made() -> None
     await until(lambda: is_in_service(world))
 
 
-@in_virtual_time
 async def test_an_uncordon_never_lifts_a_forced_quarantine() -> None:
     world = world_with_a_job(annotations={FORCE: "cordon fan 3"})
     Replica(world, clock=Running())
@@ -168,7 +165,6 @@ async def test_an_uncordon_never_lifts_a_forced_quarantine() -> None:
     assert FORCE in world.nodes["n1"].annotations
 
 
-@in_virtual_time
 async def test_a_tool_that_uncordons_again_and_again_is_reported_and_not_fought() -> None:
     world = world_with_a_job()
     settings = under(OnUncordon.RECORDON)
@@ -192,7 +188,6 @@ async def test_a_tool_that_uncordons_again_and_again_is_reported_and_not_fought(
     await until(lambda: not is_schedulable(world))  # a day later it is tried again
 
 
-@in_virtual_time
 async def test_a_node_that_is_well_again_is_released_though_it_was_uncordoned() -> None:
     world = world_with_a_job()
     settings = under(OnUncordon.RECORDON)
@@ -208,7 +203,6 @@ async def test_a_node_that_is_well_again_is_released_though_it_was_uncordoned() 
     await until(lambda: is_in_service(world), within=2000)
 
 
-@in_virtual_time
 async def test_an_uncordon_while_no_aggregator_runs_is_found_by_the_next() -> None:
     world = world_with_a_job()
     settings = under(OnUncordon.CONFIRM)
@@ -220,7 +214,6 @@ async def test_an_uncordon_while_no_aggregator_runs_is_found_by_the_next() -> No
     await until(lambda: is_cordoned_again(world))
 
 
-@in_virtual_time
 async def test_a_tool_that_has_left_its_marks_is_named() -> None:
     world = world_with_a_job(annotations={"weave.works/kured-reboot-in-progress": "2026"})
     replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))
@@ -231,7 +224,6 @@ async def test_a_tool_that_has_left_its_marks_is_named() -> None:
 
 
 @pytest.mark.parametrize("held_by", ["stop", "mode", "exempt", "maintained"])
-@in_virtual_time
 async def test_a_node_that_may_not_be_cordoned_again_is_told_to_be_schedulable(
     held_by: str,
 ) -> None:
@@ -264,7 +256,6 @@ async def test_a_node_that_may_not_be_cordoned_again_is_told_to_be_schedulable(
     await until(lambda: not is_told_schedulable(world), within=240)
 
 
-@in_virtual_time
 async def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> None:
     world = world_with_a_job()
     replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))
@@ -281,7 +272,6 @@ async def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> N
     assert "cordoned again (1 of" in world.quarantines["n1"].status.uncordoned
 
 
-@in_virtual_time
 async def test_a_taint_removed_from_a_node_that_is_left_schedulable_is_told() -> None:
     world = world_with_a_job()
     replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))

@@ -22,6 +22,8 @@ from tests.support.present import present
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 #: More calls than a process makes from its start until the end of the test is told.
 STEPS = 30
 OFF = "repairs are off (repair.mode: off)"
@@ -87,7 +89,6 @@ async def turned_off(site: NewNodes, cluster: MemoryCluster | None = None) -> No
 
 
 @pytest.mark.parametrize("kind", ["idle", "new", "by hand"])
-@in_virtual_time
 async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: str) -> None:
     site = site_with_a_test(kind)
     site.start()
@@ -113,7 +114,6 @@ async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: s
     site.check()
 
 
-@in_virtual_time
 async def test_its_job_and_its_pod_are_gone_before_the_node_says_that_it_has_ended() -> None:
     site = WithJob(verdicts=(GOING,))
     job = site.job = Job()
@@ -128,7 +128,6 @@ async def test_its_job_and_its_pod_are_gone_before_the_node_says_that_it_has_end
     assert job.state == "gone"
 
 
-@in_virtual_time
 async def test_the_condition_of_a_new_node_does_not_say_that_a_test_is_under_way() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -139,7 +138,6 @@ async def test_the_condition_of_a_new_node_does_not_say_that_a_test_is_under_way
     assert site.taints() == (POOL, UNTESTED)
 
 
-@in_virtual_time
 async def test_a_process_that_dies_before_the_condition_leaves_that_to_the_next_one() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -155,7 +153,6 @@ async def test_a_process_that_dies_before_the_condition_leaves_that_to_the_next_
     await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
 
 
-@in_virtual_time
 async def test_a_verdict_that_comes_with_repairs_off_removes_no_taint() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -167,7 +164,6 @@ async def test_a_verdict_that_comes_with_repairs_off_removes_no_taint() -> None:
     assert site.taints() == (POOL, UNTESTED)
 
 
-@in_virtual_time
 async def test_an_order_that_was_not_sent_is_not_sent_with_repairs_off() -> None:
     site = site_with_a_test("idle")
     cluster = dying_before_the_order(site.world)
@@ -179,7 +175,6 @@ async def test_an_order_that_was_not_sent_is_not_sent_with_repairs_off() -> None
     assert site.program.orders == []
 
 
-@in_virtual_time
 async def test_the_agent_is_awaited_that_has_to_end_the_test() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -194,7 +189,6 @@ async def test_the_agent_is_awaited_that_has_to_end_the_test() -> None:
     assert site.program.cancelled == site.program.operations
 
 
-@in_virtual_time
 async def test_an_agent_that_never_comes_back_is_awaited_until_the_deadline_of_the_test() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -206,7 +200,6 @@ async def test_an_agent_that_never_comes_back_is_awaited_until_the_deadline_of_t
 
 
 @pytest.mark.parametrize("kind", ["idle", "new"])
-@in_virtual_time
 async def test_a_test_whose_agent_does_not_confirm_its_end_stays_ordered_and_is_asked_again(
     kind: str,
 ) -> None:
@@ -225,7 +218,6 @@ async def test_a_test_whose_agent_does_not_confirm_its_end_stays_ordered_and_is_
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_an_end_that_is_never_confirmed_is_awaited_until_the_deadline_of_the_test() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -237,7 +229,6 @@ async def test_an_end_that_is_never_confirmed_is_awaited_until_the_deadline_of_t
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_a_test_that_has_ended_before_it_is_cancelled_is_not_awaited() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -247,7 +238,6 @@ async def test_a_test_that_has_ended_before_it_is_cancelled_is_not_awaited() -> 
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
 
 
-@in_virtual_time
 async def test_a_test_of_an_earlier_boot_has_ended_without_the_word_of_its_agent() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -262,7 +252,6 @@ async def test_a_test_of_an_earlier_boot_has_ended_without_the_word_of_its_agent
     await site.settles(lambda: site.last_test()["state"] == "Inconclusive", within=60.0)
 
 
-@in_virtual_time
 async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_for() -> None:
     site = WithoutAgent(verdicts=(GOING,))
     site.start()
@@ -273,7 +262,6 @@ async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_fo
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
 
 
-@in_virtual_time
 async def test_agents_that_answer_late_are_asked_at_the_same_time_and_few_at_once() -> None:
     site = NewNodes(*(f"n{number}" for number in range(12)), verdicts=(GOING,))
     site.rules["concurrent"] = site.program.concurrent = 12
@@ -288,7 +276,6 @@ async def test_agents_that_answer_late_are_asked_at_the_same_time_and_few_at_onc
     site.check()
 
 
-@in_virtual_time
 async def test_no_end_of_a_test_is_awaited_beyond_the_end_of_the_process() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -301,7 +288,6 @@ async def test_no_end_of_a_test_is_awaited_beyond_the_end_of_the_process() -> No
     assert site.program.cancelling == 0
 
 
-@in_virtual_time
 async def test_a_refusal_of_the_cluster_is_shown_until_it_is_over() -> None:
     site = site_with_a_test("new")
     site.start()
@@ -318,7 +304,6 @@ async def test_a_refusal_of_the_cluster_is_shown_until_it_is_over() -> None:
     assert "has not confirmed the end" in site.replica.fleet.node_tests["n1"].held
 
 
-@in_virtual_time
 async def test_a_condition_that_can_not_be_written_is_tried_with_growing_pauses_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -337,7 +322,6 @@ async def test_a_condition_that_can_not_be_written_is_tried_with_growing_pauses_
     await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=400.0)
 
 
-@in_virtual_time
 async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written() -> None:
     site = site_with_a_test("idle")
     site.program.verdicts = [RepairAnswer(AnswerState.FAILED, "too slow")]
@@ -350,7 +334,6 @@ async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written
     assert len(site.world.writes) == writes
 
 
-@in_virtual_time
 async def test_a_test_that_can_not_be_read_is_left_to_a_person() -> None:
     site = site_with_a_test("idle")
     unread = site.break_test()
@@ -361,7 +344,6 @@ async def test_a_test_that_can_not_be_read_is_left_to_a_person() -> None:
     assert site.program.cancelled == []
 
 
-@in_virtual_time
 async def test_a_test_that_can_not_be_read_keeps_its_reservation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -382,7 +364,6 @@ async def test_a_test_that_can_not_be_read_keeps_its_reservation(
     assert parse_record(site.world.record.text).node_tests == {}
 
 
-@in_virtual_time
 async def test_a_test_is_ended_too_where_the_configuration_has_no_tests_any_more() -> None:
     site = site_with_a_test("idle")
     site.start()

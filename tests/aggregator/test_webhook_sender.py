@@ -31,6 +31,8 @@ from tests.support.receiver import Hook, webhook_settings
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 HOOK = "hook-1"
@@ -154,7 +156,6 @@ def item(node: str) -> Item:
     return Item(dedup_key(transition), alert_of(transition), resolves(transition), (HOOK,))
 
 
-@in_virtual_time
 async def test_attempts_wait_longer_each_time_and_end_at_the_age_at_which_they_are_given_up(
     tmp_path: Path,
 ) -> None:
@@ -170,7 +171,6 @@ async def test_attempts_wait_longer_each_time_and_end_at_the_age_at_which_they_a
     assert bench.sender.problem == "HTTP 500"
 
 
-@in_virtual_time
 async def test_a_delivery_that_is_taken_counts_each_of_its_alerts_and_ends_the_problem(
     tmp_path: Path,
 ) -> None:
@@ -193,7 +193,6 @@ async def test_a_delivery_that_is_taken_counts_each_of_its_alerts_and_ends_the_p
     assert tally.delivered == 3
 
 
-@in_virtual_time
 async def test_no_answer_and_no_failure_of_a_receiver_ends_its_route(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +214,6 @@ async def test_no_answer_and_no_failure_of_a_receiver_ends_its_route(
     assert bench.sender.tally.failed_attempts == 3
 
 
-@in_virtual_time
 async def test_refused_deliveries_are_counted_one_after_the_other(tmp_path: Path) -> None:
     bench = Bench(tmp_path, (400, {}), (400, {}), retry=Retry())
     tally = bench.sender.tally
@@ -227,7 +225,6 @@ async def test_refused_deliveries_are_counted_one_after_the_other(tmp_path: Path
     assert (tally.delivered, tally.failed_attempts, len(bench.session.at)) == (0, 2, 2)
 
 
-@in_virtual_time
 async def test_alerts_that_waited_too_long_are_counted_as_dead_and_younger_ones_are_sent(
     tmp_path: Path,
 ) -> None:
@@ -253,7 +250,6 @@ async def test_alerts_that_waited_too_long_are_counted_as_dead_and_younger_ones_
         (7200.0, START + 90_000, 7200.0),
     ],
 )
-@in_virtual_time
 async def test_an_attempt_of_an_earlier_process_is_waited_for_and_never_for_long(
     tmp_path: Path, most: float, next_at: float, sent_at: float
 ) -> None:
@@ -267,7 +263,6 @@ async def test_an_attempt_of_an_earlier_process_is_waited_for_and_never_for_long
 
 
 @pytest.mark.parametrize(("answer", "step"), [(200, "done"), (400, "dead_letter")])
-@in_virtual_time
 async def test_a_delivery_whose_end_cannot_be_written_is_not_sent_again_and_the_problem_ends(
     tmp_path: Path, answer: int, step: str
 ) -> None:
@@ -285,7 +280,6 @@ async def test_a_delivery_whose_end_cannot_be_written_is_not_sent_again_and_the_
     assert len(bench.session.at) == 1
 
 
-@in_virtual_time
 async def test_an_outbox_that_can_be_read_again_is_no_problem_though_nothing_is_to_be_sent(
     tmp_path: Path,
 ) -> None:
@@ -352,7 +346,6 @@ def cordoned(node: str) -> Transition:
     return Transition(START, EventKind.CORDONED, node, f"{node} is cordoned", f"inc-{node}")
 
 
-@in_virtual_time
 async def test_an_outbox_that_fails_is_tried_again_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +367,6 @@ async def test_an_outbox_that_fails_is_tried_again_with_growing_pauses(
     await alerts.close()
 
 
-@in_virtual_time
 async def test_alerts_are_counted_as_new_repeated_or_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,7 +390,6 @@ async def test_alerts_are_counted_as_new_repeated_or_lost(
     assert counters.lost == 2
 
 
-@in_virtual_time
 async def test_only_so_many_alerts_wait_in_memory_and_the_rest_are_counted_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,7 +403,6 @@ async def test_only_so_many_alerts_wait_in_memory_and_the_rest_are_counted_as_lo
     assert list(alerts.depth().values()) == [0]
 
 
-@in_virtual_time
 async def test_what_the_outbox_had_no_room_for_is_counted_as_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,7 +417,6 @@ async def test_what_the_outbox_had_no_room_for_is_counted_as_dropped(
     await alerts.close()
 
 
-@in_virtual_time
 async def test_before_its_start_there_is_neither_a_tally_nor_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,7 +440,6 @@ class FailedCourier(IdleCourier):
         await super().run()
 
 
-@in_virtual_time
 async def test_a_courier_that_has_failed_is_a_problem_until_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,7 +466,6 @@ class SlowCourier(IdleCourier):
             SlowCourier.ended += 1
 
 
-@in_virtual_time
 async def test_an_idle_outbox_is_closed_at_once_and_its_couriers_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,7 +489,6 @@ async def test_an_idle_outbox_is_closed_at_once_and_its_couriers_are_waited_for(
     assert alerts.counters.lost == 0
 
 
-@in_virtual_time
 async def test_at_the_end_what_waits_is_kept_or_given_up_within_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,7 +519,6 @@ async def test_at_the_end_what_waits_is_kept_or_given_up_within_seconds(
     assert await close_with(folders[2], failing=0, hangs=True) == (5, 0, 2)
 
 
-@in_virtual_time
 async def test_what_waits_is_counted_now_and_then_while_something_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,7 +536,6 @@ async def test_what_waits_is_counted_now_and_then_while_something_does(
     await alerts.close()
 
 
-@in_virtual_time
 async def test_dead_letters_are_read_once_and_again_when_there_is_another_or_one_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

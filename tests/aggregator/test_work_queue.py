@@ -15,6 +15,8 @@ from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later
 from tests.support.virtual_time import in_virtual_time, loop_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 
 class QueueBench:
     """A queue; ``did`` is what its worker was given."""
@@ -41,7 +43,6 @@ class QueueBench:
         self.did.append(f"evaluate {node_state.work.begin_evaluation()}")
 
 
-@in_virtual_time
 async def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> None:
     bench = QueueBench()
     bench.queue.add_for_read(bench.node_state)
@@ -53,7 +54,6 @@ async def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume()
     assert bench.did == ["start n1"]
 
 
-@in_virtual_time
 async def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_first() -> None:
     bench = QueueBench()
     bench.deliver()
@@ -71,7 +71,6 @@ async def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_fir
 
 
 @pytest.mark.parametrize("left", ["nothing", "may not act", "a step", "queued", "at work"])
-@in_virtual_time
 async def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_to_do(
     left: str,
 ) -> None:
@@ -95,7 +94,6 @@ async def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_
     assert ("start n1" in bench.did) == (left != "nothing")
 
 
-@in_virtual_time
 async def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are() -> None:
     bench = QueueBench()
     bench.deliver()
@@ -109,7 +107,6 @@ async def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_tur
     assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
 
 
-@in_virtual_time
 async def test_what_waits_for_marks_begins_with_the_last_of_them_and_each_after_its_own_time() -> (
     None
 ):
@@ -163,7 +160,6 @@ async def stopped_in_a_step() -> tuple[Replica, Lasting]:
     return replica, cluster
 
 
-@in_virtual_time
 async def test_a_controller_that_stops_begins_no_step_while_it_waits_for_the_last_ones() -> None:
     replica, cluster = await stopped_in_a_step()
     replica.agent("n2", snapshot(fault()))
@@ -173,7 +169,6 @@ async def test_a_controller_that_stops_begins_no_step_while_it_waits_for_the_las
     assert cluster.world.quarantines.keys() == {"n1"}
 
 
-@in_virtual_time
 async def test_a_step_that_ends_by_no_cancellation_delays_the_controllers_end_for_seconds() -> None:
     replica, cluster = await stopped_in_a_step()
     await later(END_WITHIN)
@@ -198,7 +193,6 @@ class Writing(MemoryCluster):
         raise AssertionError("unreachable")
 
 
-@in_virtual_time
 async def test_a_controller_that_stops_waits_for_the_writer_of_the_record() -> None:
     world = World()
     world.add_node("n1")

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import UNGUARDED, Action, QuarantineSpec
 from aggregator.jobs.identity import POD_LOSS, SHIPPED, Markers
@@ -13,6 +15,8 @@ from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
 
 WINDOW = 600.0
 GANG_ANNOTATION = "scheduling.k8s.io/group-name"
@@ -49,7 +53,6 @@ async def fall_ill(replica: Replica, *nodes: str) -> None:
         replica.agent(node, ILL)
 
 
-@virtual_time.in_virtual_time
 async def test_a_third_node_at_once_is_held_and_alerted_also_by_the_next_controller() -> None:
     world = world_of_a_gang()
     replica = started(world)
@@ -75,7 +78,6 @@ async def test_a_third_node_at_once_is_held_and_alerted_also_by_the_next_control
     await until(lambda: len(ranks(world)) == 4, within=120)
 
 
-@virtual_time.in_virtual_time
 async def test_a_drain_that_is_still_under_way_counts_however_long_it_takes() -> None:
     world = world_of_a_gang()
     world.budget_blocks |= {"uid-rank-n1", "uid-rank-n2"}
@@ -89,7 +91,6 @@ async def test_a_drain_that_is_still_under_way_counts_however_long_it_takes() ->
     assert "its gang lost 2 nodes" in blocker.reason
 
 
-@virtual_time.in_virtual_time
 async def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limit() -> None:
     world = world_of_a_gang()
     replica = started(world, nodes=1)
@@ -109,7 +110,6 @@ async def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limi
     assert all(not one.status.evicted_workloads for one in world.quarantines.values())
 
 
-@virtual_time.in_virtual_time
 async def test_a_gang_s_long_name_is_shortened_and_stays_another_gang_s() -> None:
     """An annotation may have 256 KiB, and a few of those are more than any object may have."""
     world = World.of("n1")
@@ -124,7 +124,6 @@ async def test_a_gang_s_long_name_is_shortened_and_stays_another_gang_s() -> Non
     assert max(len(one), len(other)) < 600
 
 
-@virtual_time.in_virtual_time
 async def test_a_job_without_a_gang_counts_in_its_own_namespace() -> None:
     world = World()
     for node in NODES:
@@ -145,7 +144,6 @@ async def test_a_job_without_a_gang_counts_in_its_own_namespace() -> None:
         assert replica.notes.kinds(node).count("work.blocked") == 1
 
 
-@virtual_time.in_virtual_time
 async def test_the_drain_of_a_node_with_more_jobs_than_are_counted_ends() -> None:
     world = World.of("n1")
     for number in range(MOST_WORKLOADS + 20):
@@ -161,7 +159,6 @@ async def test_the_drain_of_a_node_with_more_jobs_than_are_counted_ends() -> Non
     assert len(world.quarantines["n1"].status.evicted_workloads) == MOST_WORKLOADS
 
 
-@virtual_time.in_virtual_time
 async def test_a_pod_that_joins_200_gangs_takes_the_room_of_no_other() -> None:
     world = World.of("n1")
     world.add_pod("n1", "mallory", labels={"pod-group-name": "g0"})

@@ -124,19 +124,12 @@ def play(test: Callable[[VirtualTimeLoop], Awaitable[None]]) -> None:
 
 def on(
     made: Callable[[VirtualTimeLoop], B],
-) -> Callable[[Callable[[B], Awaitable[None]]], Callable[[], None]]:
-    """A decorator: the test, to its end in virtual time, is given what is made of its loop."""
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """A decorator: the test, to its end in virtual time, is given what is made of its loop first.
 
-    def decorate(test: Callable[[B], Awaitable[None]]) -> Callable[[], None]:
-        def to_its_end() -> None:
-            play(lambda loop: test(made(loop)))
-
-        # Its marks too. pytest would read the arguments of a test that is wrapped.
-        functools.update_wrapper(to_its_end, test)
-        del to_its_end.__dict__["__wrapped__"]
-        return to_its_end
-
-    return decorate
+    The others are fixtures.
+    """
+    return played_by(lambda test: play(lambda loop: test(made(loop))))
 
 
 def played_by(

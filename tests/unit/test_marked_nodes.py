@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
 from aggregator.cluster.kubernetes.objects import (
     Condition,
@@ -14,6 +16,8 @@ from aggregator.cluster.kubernetes.objects import (
 from aggregator.cluster.node_names import APPLIED, CONDITION, TAINT
 from tests.support.present import present
 from tests.support.virtual_time import in_virtual_time
+
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 
 def node(*, marked: bool = True, version: str = "5", uid: str = "u") -> NodeObject:
@@ -46,7 +50,6 @@ def test_a_node_whose_marks_are_gone_is_not_kept() -> None:
     assert nodes.find("n1", "u") is None
 
 
-@in_virtual_time
 async def test_a_mark_that_the_watch_shows_soon_is_waited_for() -> None:
     nodes, loop = MarkedNodes(), asyncio.get_running_loop()
     loop.call_later(0.4, nodes.take, node(marked=False))
@@ -57,7 +60,6 @@ async def test_a_mark_that_the_watch_shows_soon_is_waited_for() -> None:
     assert loop.time() - began < 0.7
 
 
-@in_virtual_time
 async def test_a_mark_that_the_watch_does_not_show_is_waited_for_no_longer_than_asked() -> None:
     nodes, loop = MarkedNodes(), asyncio.get_running_loop()
     began = loop.time()
@@ -68,7 +70,6 @@ async def test_a_mark_that_the_watch_does_not_show_is_waited_for_no_longer_than_
     assert loop.time() - began == 1.0, "the Node of this name is another one: no wait"
 
 
-@in_virtual_time
 async def test_each_of_several_waits_lasts_until_the_mark_or_its_own_end() -> None:
     nodes, loop = MarkedNodes(), asyncio.get_running_loop()
 
