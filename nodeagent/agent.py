@@ -7,13 +7,13 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent import factory, kernel_feed, logs, recorder
-from nodeagent.check_set import CheckSet
+from nodeagent.check_set import CheckSet, is_excluded, unnamed
 from nodeagent.checks.base import Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
@@ -97,6 +97,8 @@ class Agent:
         self._machine = factory.machine(config, self._clock)
         self._uplink: Uplink | None = None
         self._launchers: LauncherSocket | None = None
+        #: By check: the parts that the latest change of the configuration names no longer.
+        self._unnamed: Mapping[str, frozenset[str]] = {}
         self._reloader: Reloader | None = None
         if source is not None:
             path, load = source
@@ -367,6 +369,7 @@ class Agent:
         """Follow a changed configuration; checks with unchanged settings continue undisturbed."""
         logs.set_level(config.log_level)
         before = self._check_set.names
+        self._unnamed = unnamed(self._config, config)
         self._config = config
         self._check_set.follow(config)
         self._scheduler.use(self._check_set.scheduled)
@@ -395,6 +398,13 @@ class Agent:
             self._recorder.record_observations(gone)
         else:
             self._recorder.record_observations(report, run_of=name if whole else "")
+        # A person has taken these out, which ends the fault of one that the check has left out.
+        latch = self._recorder.latch
+        out = self._unnamed.get(name, frozenset())
+        for component in latch.known(name):
+            is_out = component in out or is_excluded(component, self._config.checks.get(name))
+            if is_out and latch.clear_by_operator(component=component, code=name):
+                self._recorder.changed_by_hand()
 
     async def _housekeeping(self) -> None:
         while True:

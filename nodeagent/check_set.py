@@ -4,6 +4,7 @@ A check has a memory (which mounts were writable, which GPUs there were). So a c
 settings stays the same object when the configuration is read again.
 """
 
+import fnmatch
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, LogCheck
 from nodeagent.checks.custom_command import OwnCheck
 from nodeagent.config.checks import off_by_config, specs_of
-from nodeagent.config.settings import Config
+from nodeagent.config.settings import CheckSettings, Config
 from nodeagent.dataclass import dataclass
 from nodeagent.scheduler import Scheduled
 from nodeagent.sources import Sources
@@ -73,6 +74,27 @@ class CheckSet:
         if spec.interval:
             check = Scheduled(spec.name, check, settings.interval, settings.deadline)
         return _Made(origin, check)
+
+
+def is_excluded(component: str, settings: CheckSettings | None) -> bool:
+    """Whether the option ``exclude`` of its check names a mount, a port, or a port's device."""
+    patterns = settings.options.get("exclude", ()) if settings else ()
+    names = component, component.partition("/")[0]
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def unnamed(before: Config, after: Config) -> dict[str, frozenset[str]]:
+    """By check: the parts in lists of its options that a change has removed."""
+    return {
+        name: frozenset(_named(settings) - _named(after.checks.get(name)))
+        for name, settings in before.checks.items()
+    }
+
+
+def _named(settings: CheckSettings | None) -> set[str]:
+    options = settings.options.items() if settings else ()
+    lists = (each for name, each in options if name != "exclude" and isinstance(each, tuple))
+    return {str(part) for each in lists for part in each}
 
 
 def _origin(spec: CheckSpec, config: Config) -> tuple[Hashable, ...]:

@@ -17,7 +17,7 @@ saw before:
 
 Without any of them it was mounted read-only, and that is ok. A remote filesystem is degraded at
 most: no error of this node's disk makes it read-only. A filesystem that a person remounts
-read-only on purpose counts as failed until it is excluded and cleared. Reasons: ``read-only``,
+read-only on purpose counts as failed until it is excluded. Reasons: ``read-only``,
 ``shut-down``, ``not-mounted`` and ``no-mount-table`` (both unknown). The component is the mount
 point.
 """

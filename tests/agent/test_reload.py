@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nodeagent.check_set import CheckSet
+from nodeagent.check_set import CheckSet, unnamed
 from nodeagent.config.reload import Reloader
 from nodeagent.config.settings import CheckSettings, Config, ConfigError, default, load
 from nodeagent.configfile.toml_table import Problem
@@ -106,6 +106,16 @@ def test_a_check_that_is_turned_off_runs_no_more_and_says_why(
     check_set.follow(changed(config, "disk-space", on=False))
     assert "disk-space" not in check_set.names
     assert check_set.off["disk-space"] == "off by configuration (checks.disk-space.on)"
+
+
+def test_a_target_that_is_named_no_longer_is_known_by_its_component(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.toml", tmp_path / "after.toml"
+    before.write_text('[checks.reach]\ntargets = ["a:1", "http://b/status"]\n')
+    after.write_text('[checks.reach]\ntargets = ["tcp://a:1"]\n')
+    gone = unnamed(load(before, ENVIRON), load(after, ENVIRON))
+    assert {name: parts for name, parts in gone.items() if parts} == {
+        "reach": {"http://b:80/status"}
+    }
 
 
 # -- which file is read, and when -------------------------------------------------------------
@@ -356,6 +366,32 @@ async def test_a_running_agent_follows_its_file_without_a_gap(
     assert "off by configuration" in names["disk-write"]
     assert await _problem(agent) == ""
     assert looks["run"]["runs"] == 1
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_failed_part_that_is_named_no_longer_or_excluded_is_over(
+    aggregator: FakeAggregator,
+    agent: AgentProcess,
+    restarts: bool,  # noqa: FBT001
+) -> None:
+    place, quiet = ("disk-mounts", "/nothing-here"), agent.more
+    own = '[checks.disk-mounts]\ninterval = "1s"\n'
+    off = "[checks.disk-mounts]\non = false"
+    agent.more = quiet.replace(off, f'{own}expected = ["{place[1]}"]')
+    agent.start()
+    await agent.up()
+    await until(
+        lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
+    )
+    agent.more = quiet.replace(off, f'{own}exclude = ["/nothing-*"]' if restarts else own)
+    if restarts:
+        await agent.terminate()
+        agent.start()
+    else:
+        agent.write_config()
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGHUP)
+    await until(lambda: place not in aggregator.latest.components, what=agent.log())
 
 
 async def _explained(agent: AgentProcess, check: str) -> dict[str, Any]:
