@@ -143,6 +143,7 @@ class DiskSpace:
         results = {mount: answers[path] for mount, path in paths.items()}
         room = room_of_pools(results)
         report = [self._verdict(mount, result, room) for mount, result in results.items()]
+        self._late.been_up.update(each.component for each in report)
         report += self._watch.missing(NAME, mounts)
         gone = sorted(self._full - {each.component for each in report})
         report += [Observation(NAME, each, Status.OK, "", "not mounted any more") for each in gone]

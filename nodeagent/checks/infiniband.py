@@ -26,7 +26,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
-from nodeagent.checks.late_parts import NOT_IN_USE, LateParts
+from nodeagent.checks.late_parts import LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -55,7 +55,7 @@ def evaluate_link(name: str, port: Port, *, used: bool, named: bool) -> Observat
         status = Status.UNKNOWN if used else Status.OK
         return Observation(NAME, name, status, "disabled" if used else "", words)
     if not (used or named):
-        return Observation(NAME, name, Status.OK, "", f"{words}: never up, {NOT_IN_USE}")
+        return Observation(NAME, name, Status.OK, "", f"{words}: never up, not in use")
     if port.physical == "LinkUp" and not port.ethernet:
         message = f"{words}: is a subnet manager running?"
         return Observation(NAME, name, Status.FAILED, "inactive", message)
@@ -185,6 +185,7 @@ class Infiniband:
             count(self._measurements, measure, name, port.counters.get(counter), at=at, model=kind)
         if port.active:
             self._active.add(name)
+            self._late.been_up.add(name)
         used = name in self._active or port.counters.get("link_downed", 0) > 0
         down = evaluate_link(name, port, used=used, named=self._is_named(place))
         if down is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease
-from nodeagent.checks.late_parts import NOT_IN_USE, LateParts
+from nodeagent.checks.late_parts import LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -58,8 +58,7 @@ def evaluate(
     if used:
         message = f"no carrier (state {link.state}): cable, transceiver or switch port"
         return Observation(NAME, link.name, Status.FAILED, "link-down", message)
-    message = f"never up since the boot: {NOT_IN_USE}"
-    return Observation(NAME, link.name, Status.OK, "", message)
+    return Observation(NAME, link.name, Status.OK, "", "never up since the boot: not in use")
 
 
 class NicLink:
@@ -125,6 +124,7 @@ class NicLink:
         port = self._port(link.name)
         if link.carrier:
             self._seen_up.add(port)
+            self._late.been_up.add(link.name)
         return evaluate(
             link,
             seen_up=port in self._seen_up,

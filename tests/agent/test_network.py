@@ -254,6 +254,9 @@ async def test_a_port_may_lose_its_link_while_it_is_set_up_after_a_boot(tmp_path
     machine = made_up(tmp_path, clock)
     port = nic(machine.sys, "eth0", operstate="down", carrier_up_count=0)
     check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
+    (port / "flags").write_text("0x1002\n")
+    assert verdicts(await check.run_check()) == {"eth0": OK}, "not enabled yet"
+    (port / "flags").write_text("0x1003\n")
     assert verdicts(await check.run_check()) == {"eth0": OK}, "never up"
     (port / "carrier_up_count").write_text("1\n")
     assert verdicts(await check.run_check()) == {"eth0": (Status.UNKNOWN, "not-up-yet")}
