@@ -50,6 +50,9 @@ SCOPES = ("node", "gpu")
 #: The mildest status of a check that a rule is about.
 STATUSES = ("failed", "degraded")
 _DEGRADED_OR_FAILED = frozenset({Status.DEGRADED, Status.FAILED})
+#: A rule with a shorter ``for`` (seconds) acts on one run of its check. Any other waits for so many
+#: intervals, of which the agent varies each by a tenth, and a run takes some seconds.
+ONE_RUN, SECOND_RUN = 30.0, 1.25
 #: The same fault again so soon after a release needs a person (seconds).
 REPEAT_WITHIN = 7 * 86400.0
 #: No rule may look back further: a node remembers its releases for this long (seconds).
@@ -347,6 +350,17 @@ class _Found:
         is_known = self._health.level((check, component)) is not None
         return component in failed if is_known else bool(failed)
 
+    def hold(self, rule: Rule) -> float:
+        """The rule's ``for``, at least until a second run of the check on this node has ended.
+
+        A site may lengthen the interval, and the failure of one run must not act alone. A rule with
+        a shorter ``for`` than `ONE_RUN` acts on one run on purpose.
+        """
+        if rule.hold < ONE_RUN:
+            return rule.hold
+        own = (one.interval for one in self._health.checks if one.name == rule.check)
+        return max(rule.hold, SECOND_RUN * max(own, default=0.0))
+
     def timeline(self, code: str) -> Timeline:
         """The occurrences of one code on all components."""
         if self._codes is None:
@@ -437,7 +451,7 @@ def _failing(rule: Rule, found: _Found, boot_id: str) -> Iterator[Match]:
             message=component.message,
             cleared_by=None,
             since=since,
-            due=counted + rule.hold,
+            due=counted + found.hold(rule),
         )
 
 

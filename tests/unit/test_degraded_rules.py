@@ -1,13 +1,14 @@
 """Rules about degraded components: when they begin, what ends them, and what they never touch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.health.model import Component, Snapshot, Status
+from aggregator.health.model import CheckOff, Component, Snapshot, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Evaluation, Incident, evaluate
 from aggregator.policy.explain import Question, explain
@@ -53,6 +54,17 @@ class Node:
     def action(self, component: Component, now: float = NOW) -> str:
         evaluated = self.incidents_of(component, now)
         return ",".join(one.action for one in evaluated.incidents.values() if one.in_force)
+
+
+@pytest.mark.parametrize(("hold", "acts_after"), [(29.0, 29.0), (30.0, 375.0), (600.0, 600.0)])
+def test_a_rule_with_a_for_of_thirty_seconds_waits_for_a_second_run_of_its_check(
+    hold: float, acts_after: float
+) -> None:
+    node = Node(rule(hold=hold))
+    checks = (CheckOff("other", 9000.0, ""), CheckOff("heat", 300.0, ""))
+    node.health = NodeHealth(replace(hello("n1"), checks=checks))
+    assert node.action(heat((NOW - acts_after + 1, DEGRADED))) == ""
+    assert node.action(heat((NOW - acts_after, DEGRADED))) == "cordon"
 
 
 def test_a_degraded_component_counts_from_the_start_of_that_status() -> None:
