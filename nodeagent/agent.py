@@ -1,6 +1,7 @@
 """The agent, put together: sources, checks, latch, uplink and the local socket, in one process."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -163,8 +164,13 @@ class Agent:
                 raise CannotStart(str(error)) from error
 
     def _claim(self) -> bool:
-        """Make sure that this is the node's only agent; whether the socket can be served."""
+        """Make sure that this is the only agent of the node and of its state file.
+
+        Returns whether the socket can be served.
+        """
         try:
+            with contextlib.suppress(OSError):  # saving the state reports it
+                self._local.claim_file(self._config.run_dir / NAME)
             self._local.claim(self._config.socket)
         except AlreadyRunning as error:
             raise CannotStart(str(error)) from error

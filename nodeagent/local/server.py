@@ -69,7 +69,7 @@ class LocalServer:
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
-        self._lock = -1
+        self._locks: list[int] = []
         self._path: Path | None = None
         self._connections = 0
 
@@ -79,23 +79,26 @@ class LocalServer:
         The lock decides between two agents that start at once; a socket that answers although the
         lock is free belongs to an agent that sees another lock file (another mount namespace).
         """
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise AlreadyRunning(
-                f"another agent runs on this node: it holds {path}.lock. Stop it first, or give "
-                "this one its own socket, run_dir and state_dir"
-            ) from None
-        self._lock = lock
+        self.claim_file(path)
         if _answers(path):
             raise AlreadyRunning(
                 f"another agent runs on this node: it answers on {path}. Stop it first"
             )
         remove_socket(path)
         self._path = path
+
+    def claim_file(self, path: Path) -> None:
+        """Lock the file's name for this process. Raises AlreadyRunning, or OSError."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        self._locks.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(
+                f"another agent runs on this node: it holds {path}.lock. Stop it first, or give "
+                "this one its own socket, run_dir and state_dir"
+            ) from None
 
     async def serve_socket(self, routes: Routes) -> None:
         """Answer ``routes`` on the claimed socket. Raises OSError."""
@@ -125,9 +128,8 @@ class LocalServer:
         if self._path is not None and self._servers:
             with contextlib.suppress(OSError):
                 remove_socket(self._path)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        while self._locks:
+            os.close(self._locks.pop())
 
     async def _serve(
         self,

@@ -157,16 +157,18 @@ async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(
     assert (agent.run_dir / "state.json.corrupt").exists()
 
 
-async def test_a_second_agent_refuses_to_start(make: Make) -> None:
+@pytest.mark.parametrize("shared", ["socket", "run_dir"])
+async def test_a_second_agent_refuses_to_start(make: Make, shared: str) -> None:
     agent = await make().start().up()
     second = make("other")
-    second.socket = agent.socket
+    setattr(second, shared, getattr(agent, shared))
     second.start()
     assert second.process is not None
     await until(lambda: second.process.poll() is not None)  # type: ignore[union-attr]
     assert second.process.returncode == 2
     assert "another agent runs on this node" in second.log()
-    assert not (second.run_dir / "state.json").exists(), "it touched nothing"
+    assert f"{getattr(agent, shared)}" in second.log()
+    assert not (second.folder / "run/state.json").exists(), "it touched nothing"
     assert (await agent.ask("/healthz"))[0] == 200
 
 
