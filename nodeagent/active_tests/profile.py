@@ -80,8 +80,16 @@ class Profile:
     @property
     def uses_gpus(self) -> bool:
         """Whether a program of it needs a GPU: the agent lets go of the driver for such a test."""
-        needs = {*self.requires, *(need for step in self.steps for need in step.needs)}
-        return not needs.isdisjoint(("gpu", "gpus", "idle"))
+        return not self._needs.isdisjoint(("gpu", "gpus", "idle"))
+
+    @property
+    def needs_idle(self) -> bool:
+        """Whether it, or a single step, must not begin while a process has a GPU open."""
+        return "idle" in self._needs
+
+    @property
+    def _needs(self) -> frozenset[str]:
+        return frozenset((*self.requires, *(need for step in self.steps for need in step.needs)))
 
 
 def shipped() -> list[str]:

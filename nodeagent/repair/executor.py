@@ -335,7 +335,7 @@ class RepairExecutor:
 
     async def _carry_out_alone(self, operation: Operation, deadline: float, began: float) -> None:
         profile, limit = self._plan(operation)
-        alone = profile is None or "idle" in profile.requires
+        alone = profile is None or profile.needs_idle
         if alone:
             self._no_gpu_users(ours_too=False)
         sample = await self._driver.sample()

@@ -56,7 +56,7 @@ def run(config: Config, options: argparse.Namespace, emit: Callable[[str], None]
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, signal.default_int_handler)
     with _alone(config), _driver_free(config, profile, node):
-        if "idle" in profile.requires and not options.force:
+        if profile.needs_idle and not options.force:
             _refuse_gpu_users(config)
         return asyncio.run(
             run_profile(
