@@ -38,6 +38,15 @@ class MachineIdentity:
             if ours and theirs and ours != theirs
         )
 
+    def is_other_hardware(self, other: "MachineIdentity") -> bool:
+        """Whether ``other`` is surely another machine. One that got another name is not.
+
+        Copies of an image have one machine id, and names of their own.
+        """
+        if self.product_uuid and other.product_uuid:
+            return self.product_uuid != other.product_uuid
+        return bool(self.difference(other))
+
     def dump(self) -> dict[str, str]:
         return {
             "node": self.node,

@@ -53,6 +53,7 @@ from nodeagent.repair.operation import (
 from nodeagent.repair.permission import BeginPermission, NotPermitted
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.machine_identity import identify
 
 __all__ = ["Driver", "OperationReport", "RepairExecutor"]
 
@@ -122,7 +123,9 @@ class RepairExecutor:
         self._clock = clock
         self._wall = wall
         self._wake = wake
-        self._journal = journal or Journal(config.state_dir / "repair")
+        self._journal = journal or Journal(
+            config.state_dir / "repair", identity=identify(machine, config.node)
+        )
         self._programs = HostPrograms(config.host_root, self._repair.tool_path)
         self._operations: Operations | None = None
         self._orders: asyncio.Queue[Order] = asyncio.Queue(_MOST_WAITING)

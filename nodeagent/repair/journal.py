@@ -7,15 +7,19 @@ holds a thread and not the agent; as long as it hangs every order is refused.
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nodeagent.evidence.machine_identity import MachineIdentity, read_identity
 from nodeagent.repair.operation import Operations, RecordUnusable
 
 __all__ = ["DETAILS", "NAME", "Journal", "NotRecorded"]
+
+log = logging.getLogger(__name__)
 
 #: The record, and what belongs to one operation each, in the folder of the record.
 NAME = "operations.json"
@@ -30,10 +34,17 @@ class NotRecorded(Exception):
 
 
 class Journal:
-    """The files in ``folder``. ``patience`` bounds each read and write, in seconds."""
+    """The files in ``folder``. ``patience`` bounds each read and write, in seconds.
 
-    def __init__(self, folder: Path, *, patience: float = 20.0) -> None:
+    ``identity`` is this machine's: another one's record, which a disk or an image brought along, is
+    set aside. With None any record is taken.
+    """
+
+    def __init__(
+        self, folder: Path, *, identity: MachineIdentity | None = None, patience: float = 20.0
+    ) -> None:
         self._folder = folder
+        self._identity = identity
         self._patience = patience
         self._hangs = False
         #: One access at a time, so that one that waits is not taken for one that hangs.
@@ -46,7 +57,8 @@ class Journal:
 
     async def save(self, operations: Operations) -> None:
         """When this returns the record is on the disk. Raises NotRecorded."""
-        content = json.dumps(operations.as_json(), separators=(",", ":")).encode()
+        machine = {} if self._identity is None else {"machine": self._identity.dump()}
+        content = json.dumps(operations.as_json() | machine, separators=(",", ":")).encode()
         await self._guarded(lambda: self._replace(NAME, content))
 
     async def save_details(self, operation_id: str, details: dict[str, Any]) -> None:
@@ -69,12 +81,21 @@ class Journal:
         except FileNotFoundError:
             return Operations()
         try:
-            return Operations.of(json.loads(content))
-        except (ValueError, RecursionError, RecordUnusable) as error:
+            document = json.loads(content)
+            found = Operations.of(document)
+            theirs = read_identity(document)
+        except (ValueError, TypeError, RecursionError, RecordUnusable) as error:
             raise NotRecorded(
                 f"{path} is malformed ({error}): no order is obeyed; see which repairs were done, "
                 "move the file away and restart the agent"
             ) from error
+        if theirs is None or self._identity is None or not self._identity.is_other_hardware(theirs):
+            return found
+        aside = path.with_name(f"{NAME}.other-machine")
+        path.rename(aside)
+        difference = self._identity.difference(theirs)
+        log.warning("%s is of another machine (%s); it is %s now", path, difference, aside.name)
+        return Operations()
 
     def _replace(self, name: str, content: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

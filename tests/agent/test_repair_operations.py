@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.settings import VERBS, Config, RepairConfig
+from nodeagent.evidence.machine_identity import MachineIdentity
 from nodeagent.repair import evidence
 from nodeagent.repair.executor import Driver, RepairExecutor
 from nodeagent.repair.journal import Journal, NotRecorded
@@ -523,6 +524,28 @@ async def test_a_record_is_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "operations.json").write_text("half of a rec")
     with pytest.raises(NotRecorded, match="no order is obeyed"):
         await Journal(tmp_path).load()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "is_ours"),
+    [
+        (MachineIdentity("n", "uuid-2"), False),
+        (MachineIdentity("former", "uuid-1"), True),  # the node has a new name
+        (MachineIdentity("n", "", "id-1"), True),  # nothing that both know differs
+    ],
+)
+async def test_the_record_of_another_machine_is_set_aside(
+    tmp_path: Path,
+    theirs: MachineIdentity,
+    is_ours: bool,  # noqa: FBT001
+) -> None:
+    """A disk that was moved, or an image: its reboots are none of this machine's."""
+    await Journal(tmp_path, identity=theirs).save(Operations({"op-1": operation()}))
+    journal = Journal(tmp_path, identity=MachineIdentity("n", "uuid-1"))
+    assert ("op-1" in (await journal.load()).known) is is_ours
+    assert (tmp_path / "operations.json.other-machine").exists() is not is_ours
+    await journal.save(Operations({"op-2": operation(2)}))
+    assert "op-2" in (await journal.load()).known
 
 
 async def test_accesses_at_the_same_time_wait_for_each_other(tmp_path: Path) -> None:
