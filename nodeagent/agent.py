@@ -194,6 +194,7 @@ class Agent:
         except UnreleasedState as error:
             raise CannotStart(str(error)) from error
         self._sources = factory.sources(config, self._machine, state.gpus, state.cliques)
+        factory.restore_driver_log(self._sources.driver_log, state.latch)
         self._sources.fabric.on_change(self._renew_uplink)
         self._sources.driver.on_change(self._renew_uplink)
         self._recorder = EvidenceRecorder(

@@ -5,8 +5,11 @@ from pathlib import Path
 
 from nodeagent.clock import Clock
 from nodeagent.config.settings import Config
+from nodeagent.evidence.latch import Latch
+from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe
+from nodeagent.sources.driver_log import INIT_FAILED, DriverLog
 from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
@@ -49,6 +52,16 @@ def sources(
         fabric=FabricMembership(remembered_cliques),
         single_run=single_run,
     )
+
+
+def restore_driver_log(log: DriverLog, latch: Latch) -> None:
+    """What an earlier agent of this boot knew: a GPU may recover while no agent runs."""
+    for fault in latch.faults.values():
+        if fault.code == INIT_FAILED and "pci" in fault.details:
+            log.failed_to_start(fault.details["pci"], fault.last)
+    for entry in latch.components.values():
+        if entry.check == "gpu-recovery" and entry.last_known is Status.FAILED:
+            log.wanted.add(entry.component)
 
 
 def kernel_log(

@@ -11,6 +11,7 @@ from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Clearing, Status
 from nodeagent.sources import Sources
+from nodeagent.sources.driver_log import INIT_FAILED
 from nodeagent.sources.gpu_sample import Gpu, GpuSample
 
 #: nvmlDeviceGpuRecoveryAction_t. Two are degraded: there the peer traffic or the IMEX domain must
@@ -30,8 +31,6 @@ _ACTIONS: dict[int, Verdict] = {
     7: (Status.FAILED, "system-reboot", "the driver requests a reboot of the system"),
 }
 
-#: The fault of a GPU that did not start, which is over once the GPU gives values.
-_INIT_FAILED = "nvidia-driver:init-failed"
 
 #: Actions whose end means that the GPU has been reset in some way.
 _RESETTING = frozenset({1, 2, 4, 6, 7})
@@ -42,8 +41,7 @@ class GpuRecovery(gpu_common.GpuCheck):
 
     def __init__(self, sources: Sources) -> None:
         super().__init__(SPEC.name, sources)
-        #: UUIDs for which a reset was requested and that have not been at "none" since.
-        self._wanted: set[str] = set()
+        self._wanted = sources.driver_log.wanted
         #: By UUID: the load of the driver that has been reported as a reset.
         self._loads_reported: dict[str, float] = {}
 
@@ -61,7 +59,7 @@ class GpuRecovery(gpu_common.GpuCheck):
         if not (answers and self._sources.driver_log.take_start(gpu.pci, at)):
             return []
         names = gpu.uuid, f"pci:{gpu.pci}"  # it may have had no UUID
-        return [Clearing(name, "gpu-reset", _INIT_FAILED) for name in names]
+        return [Clearing(name, "gpu-reset", INIT_FAILED) for name in names]
 
     def _reset(self, gpu: Gpu, at: float) -> list[Clearing]:
         if self._was_loaded_anew(gpu, at):
@@ -98,7 +96,8 @@ SPEC = CheckSpec(
     sees="the driver's own verdict on a GPU: reset, reboot, drain and reset; and when it is over",
     source="NVML field 230 (GPU recovery action); the driver's loading, in the kernel log",
     cost=gpu_common.COST,
-    blind_to="drivers before R565, off: they do not report it; a reset done while no agent ran",
+    blind_to="drivers before R565, off: they do not report it; a reset done while no "
+    "agent ran, of a GPU for which the driver had requested no action",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuRecovery(sources),
 )

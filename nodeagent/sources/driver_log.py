@@ -7,6 +7,8 @@ more. The log's check writes both down here.
 
 import math
 
+#: The fault of a GPU that did not start, which is over once the GPU gives values.
+INIT_FAILED = "nvidia-driver:init-failed"
 #: Xids remembered, by GPU and code; the oldest are forgotten first.
 _MOST = 1024
 
@@ -16,6 +18,8 @@ class DriverLog:
 
     def __init__(self) -> None:
         self.loaded_at = -math.inf
+        #: UUIDs for which the driver requested a reset, and not yet no action again.
+        self.wanted: set[str] = set()
         self._erred: set[str] = set()
         #: By address: when the driver last failed to start a GPU.
         self._not_started: dict[str, float] = {}

@@ -7,8 +7,10 @@ from typing import cast
 import pytest
 
 from nodeagent.checks import gpu_recovery, xid
-from nodeagent.checks.base import LogCheck
+from nodeagent.checks.base import LogCheck, Off
 from nodeagent.checks.kernel_lines import SPECS
+from nodeagent.evidence.latch import Latch
+from nodeagent.factory import restore_driver_log
 from nodeagent.model import Clearing
 from nodeagent.sources.gpu_sample import Gpu
 from nodeagent.sources.kmsg import Record
@@ -131,6 +133,29 @@ async def test_a_gpu_that_failed_to_start_is_well_once_it_gives_values(tmp_path:
         FINE[1].uuid,
         f"pci:{FINE[1].pci}",
     }
+
+
+async def test_a_gpu_that_recovers_while_no_agent_runs_is_well_all_the_same(
+    tmp_path: Path,
+) -> None:
+    node, latch = Node(tmp_path / "a"), Latch(boot_id="boot", epoch="e")
+    node.set_gpus(FINE[0], replace(FINE[1], recovery_action=1))
+    log = cast("LogCheck", SPECS["nvidia-driver"].build(node.sources, {}))
+    failed = f"NVRM: GPU {FINE[0].pci}.0: RmInitAdapter failed! (0x62:0x40:2461)"
+    node.clock.now = node.nvml.answer.at
+    latch.apply(log.read(line(node, failed.encode())), node.clock.now)
+    report = await node.build(gpu_recovery.SPEC).run_check()
+    assert not isinstance(report, Off)
+    latch.apply(report, node.clock.now)
+
+    later = Node(tmp_path / "b")
+    restore_driver_log(later.sources.driver_log, latch)
+    later.set_gpus(replace(FINE[0], clocks=0), FINE[1])
+    later.later()
+    seen = await run_check(later.build(gpu_recovery.SPEC))
+    found = {(one.component, one.code) for one in seen.clearings}
+    assert (FINE[0].uuid, "nvidia-driver:init-failed") in found
+    assert (FINE[1].uuid, "") in found
 
 
 async def test_an_xid_of_a_program_after_the_load_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
