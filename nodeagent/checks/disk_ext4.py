@@ -63,6 +63,24 @@ def read_errors(machine: HostRoots, mount: Mount) -> Errors | None:
     return None if count is None else Errors(count, last or 0, where)
 
 
+def is_clean(machine: HostRoots, mount: Mount) -> bool:
+    """Whether the filesystem has no error, and would show one: ext4 counts them, XFS shuts down on
+    one, and ZFS suspends its pool.
+    """
+    if mount.fstype in ("xfs", "zfs"):
+        return True
+    errors = read_errors(machine, mount)
+    return errors is not None and errors.count == 0
+
+
+def is_remounted(machine: HostRoots, mount: Mount) -> bool:
+    """Whether a read-only filesystem is so by a person's or a program's remount: neither an error
+    nor its device, which may take no writes itself, explains it.
+    """
+    is_protected = small_number(f"{machine.sys}/dev/block/{mount.device}/ro")
+    return not is_protected and is_clean(machine, mount)
+
+
 class DiskExt4:
     """Reads counts that the kernel has in memory, so it touches no device."""
 

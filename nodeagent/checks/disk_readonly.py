@@ -9,17 +9,17 @@ saw before:
 2. The superblock was writable when this agent looked before, or ``writable`` names the mount. Not
    where it was read-only before that without any sign: an update opens such a ``/usr`` for a while.
 3. The mount is "rw" over a superblock that is "ro": ``mount -o ro`` and ``-o remount,ro`` set
-   both, an error only the superblock's. Not where an earlier mount of the same files is "ro", ext4
-   counts no error, or XFS has it, which shuts down on an error and stays "rw": then a bind mount
-   was made writable over it, or the program that mounted it set the superblock's alone.
+   both, an error only the superblock's. Not where an earlier mount of the same files is "ro", or
+   the filesystem has no error: then a bind mount was made writable over it, or the program that
+   mounted it set the superblock's alone.
 4. ``/etc/fstab`` (as it was at the first look) has it without "ro".
 5. ext4 counts errors and is mounted with ``errors=remount-ro``.
 
 Without any of them it was mounted read-only, and that is ok. A remote filesystem is degraded at
-most: no error of this node's disk makes it read-only. A filesystem that a person remounts
-read-only on purpose counts as failed until it is excluded. Reasons: ``read-only``,
-``shut-down``, ``not-mounted`` and ``no-mount-table`` (both unknown). The component is the mount
-point.
+most: no error of this node's disk makes it read-only. So is one without an error (ext4 counts none;
+XFS would have shut down, ZFS suspended), by the second or fourth sign: a person or a program has
+remounted it. Reasons: ``read-only``, ``shut-down``, ``not-mounted`` and ``no-mount-table`` (both
+unknown). The component is the mount point.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from nodeagent.checks.disk_common import (
     no_mount_table,
     of_mount,
 )
-from nodeagent.checks.disk_ext4 import read_errors
+from nodeagent.checks.disk_ext4 import is_clean, is_remounted, read_errors
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
@@ -48,22 +48,25 @@ def evaluate(
     fstab_writable: bool,
     errors: int,
     opened: bool = False,
+    remounted: bool = False,
 ) -> Observation:
     """The signs of the module's list, in its order. Pure. ``errors`` is ext4's count.
 
     ``opened``: the mount's own "rw" over a superblock that is "ro" proves no error.
+    ``remounted``: it would show an error, and has none.
     """
+    status = Status.DEGRADED if remounted else Status.FAILED
     if "shutdown" in mount.super_options:
         message = f"{mount.fstype} on {mount.source} has shut itself down after an error"
         return Observation(NAME, mount.name, Status.FAILED, "shut-down", message)
     if not mount.stopped_writing:
         return Observation(NAME, mount.name, Status.OK, "", "writable")
     if "emergency_ro" in mount.super_options:
-        why = "the kernel stopped writing after an error (emergency_ro)"
+        status, why = Status.FAILED, "the kernel stopped writing after an error (emergency_ro)"
+    elif must_write:
+        status, why = Status.FAILED, "by the configuration it is writable"
     elif seen_writable:
         why = "it was writable before"
-    elif must_write:
-        why = "by the configuration it is writable"
     elif "rw" in mount.options and not opened:
         why = "mounted writable, and the kernel made the filesystem read-only"
     elif fstab_writable:
@@ -73,7 +76,9 @@ def evaluate(
     else:
         return Observation(NAME, mount.name, Status.OK, "", "read-only since it was first seen")
     message = f"{mount.fstype} on {mount.source} is read-only: {why}"
-    return Observation(NAME, mount.name, Status.FAILED, "read-only", message)
+    if status is Status.DEGRADED:
+        message += ", and has no error; a person or a program has remounted it"
+    return Observation(NAME, mount.name, status, "read-only", message)
 
 
 def writable_in_fstab(text: str) -> frozenset[str]:
@@ -110,19 +115,20 @@ class DiskReadonly:
 
     def _verdict(self, mount: Mount) -> Observation:
         key = (mount.device, mount.point)
-        if not mount.stopped_writing and key not in self._by_design:
+        is_stopped = mount.stopped_writing
+        if not is_stopped and key not in self._by_design:
             self._seen_writable.add(key)
-        errors = read_errors(self._machine, mount) if mount.stopped_writing else None
-        is_clean = errors is not None and errors.count == 0
+        errors = read_errors(self._machine, mount) if is_stopped else None
         found = evaluate(
             mount,
             seen_writable=key in self._seen_writable,
             must_write=mount.point in self._writable,
             fstab_writable=mount.point in self._fstab_writable(),
             errors=errors.count if errors else 0,
-            opened=mount.opened or is_clean or mount.fstype == "xfs",
+            opened=mount.opened or (is_stopped and is_clean(self._machine, mount)),
+            remounted=is_stopped and is_remounted(self._machine, mount),
         )
-        if mount.stopped_writing and found.status is Status.OK:
+        if is_stopped and found.status is Status.OK:
             self._by_design.add(key)
         return found
 

@@ -5,14 +5,17 @@ Reasons: ``io-error`` and ``read-only`` (failed), ``corrupt`` (other bytes came 
 disk-space's to evaluate), ``no-directory``, ``not-permitted``, ``read-only-mount`` (only this
 process's view is read-only, the filesystem is an image, or it was mounted read-only and took no
 write at the first probe) and ``probe-failed``: unknown. On a
-network's filesystem failed is degraded, except for the root. The component is the directory.
+network's filesystem failed is degraded, except for the root; so is ``read-only`` on one without an
+error (``disk_ext4.is_remounted``), which was remounted so. The component is the directory.
 """
 
 import errno
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import absolute_paths, hung, not_probed, of_mount
+from nodeagent.checks.disk_common import absolute_paths, hung, not_probed
+from nodeagent.checks.disk_ext4 import is_remounted
 from nodeagent.model import Observation, Status
 from nodeagent.sources.disk_probe import (
     Differs,
@@ -84,7 +87,7 @@ class DiskWrite:
         measurements: Measurements,
     ) -> None:
         self._probe = probe
-        self._clock = machine.clock
+        self._machine = machine
         self._measurements = measurements
         self._table = machine.proc / "self/mountinfo"
         self._paths = paths
@@ -95,7 +98,7 @@ class DiskWrite:
         if not self._paths:
             return Off("no paths are configured")
         results = await self._probe.write(self._paths)
-        at = self._clock.boottime()
+        at = self._machine.clock.boottime()
         for path, result in results.items():
             took = rounded(result.seconds * 1000) if isinstance(result, Written) else None
             self._measurements.put("disk-latency", path, took, at=at)
@@ -109,7 +112,10 @@ class DiskWrite:
             return found
         found = evaluate(path, result, only_this_mount=_is_by_design(mount, took_first=took_first))
         # A filesystem of FUSE may be a local disk's.
-        return found if mount.fstype not in REMOTE or mount.point == "/" else of_mount(mount, found)
+        is_mild = mount.fstype in REMOTE and mount.point != "/"
+        is_mild |= found.reason == "read-only" and is_remounted(self._machine, mount)
+        is_failed = found.status is Status.FAILED
+        return replace(found, status=Status.DEGRADED) if is_mild and is_failed else found
 
     def _mount(self, path: str) -> Mount | None:
         try:

@@ -458,7 +458,9 @@ def test_an_array(array: Array, verdict: tuple[Status, str], message: str) -> No
     ("line", "signs", "why"),
     [
         ("rw - ext4 /dev/sda1 rw,emergency_ro", {"seen_writable": True}, "(emergency_ro)"),
-        ("ro - ext4 /dev/sda1 ro", {"seen_writable": True, "must_write": True}, "was writable"),
+        ("rw - ext4 /dev/sda1 rw,emergency_ro", {"remounted": True}, "(emergency_ro)"),
+        ("ro - ext4 /dev/sda1 ro", {"seen_writable": True, "fstab_writable": True}, "was writable"),
+        ("ro - ext4 /dev/sda1 ro", {"must_write": True, "remounted": True}, "configuration"),
         ("ro - ext4 /dev/sda1 ro", {"must_write": True, "fstab_writable": True}, "configuration"),
         ("rw - ext4 /dev/sda1 ro", {"fstab_writable": True}, "mounted writable"),
         ("ro - ext4 /dev/sda1 ro", {"fstab_writable": True, "errors": 1}, "/etc/fstab"),
@@ -478,6 +480,44 @@ def test_the_strongest_sign_of_a_read_only_filesystem_is_told(
         assert found.status is Status.FAILED
         assert found.message.startswith("ext4 on /dev/sda1 is read-only: ")
         assert why in found.message
+
+
+@pytest.mark.parametrize("sign", ["seen_writable", "fstab_writable"])
+def test_a_remount_of_a_filesystem_without_an_error_is_no_failure(sign: str) -> None:
+    none = {"seen_writable": False, "must_write": False, "fstab_writable": False, "errors": 0}
+    line = "1 0 8:1 / /d ro - xfs /dev/sda1 ro"
+    found = disk_readonly.evaluate(mount(line), **(none | {sign: True, "remounted": True}))  # type: ignore[arg-type]
+    assert (found.status, found.reason) == (Status.DEGRADED, "read-only")
+    assert found.message.endswith("a person or a program has remounted it")
+
+
+@pytest.mark.parametrize(
+    ("fstype", "files", "is_remounted"),
+    [
+        ("xfs", {}, True),
+        ("zfs", {}, True),
+        ("btrfs", {}, False),  # keeps no count
+        ("ext4", {}, False),
+        ("ext4", {"fs/ext4/sda1/errors_count": "0"}, True),
+        ("ext4", {"fs/ext4/sda1/errors_count": "1"}, False),
+        ("xfs", {"devices/sda1/ro": "1"}, False),  # the device itself takes no writes
+        ("xfs", {"devices/sda1/ro": "0"}, True),
+    ],
+)
+def test_a_read_only_filesystem_was_remounted_where_an_error_would_show(
+    tmp_path: Path,
+    fstype: str,
+    files: dict[str, str],
+    is_remounted: bool,  # noqa: FBT001
+) -> None:
+    machine = made_up(tmp_path)
+    (machine.sys / "dev/block").mkdir(parents=True)
+    (machine.sys / "dev/block/8:1").symlink_to("../../devices/sda1")
+    for name, text in files.items():
+        (machine.sys / name).parent.mkdir(parents=True)
+        (machine.sys / name).write_text(text)
+    found = disk_ext4.is_remounted(machine, mount(f"1 0 8:1 / /d ro - {fstype} /dev/sda1 ro"))
+    assert found is is_remounted
 
 
 def test_a_filesystem_that_has_shut_down_is_told_before_all_else() -> None:
