@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
@@ -24,10 +25,11 @@ REMOTE = frozenset(
         *("ncpfs", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs"),
         *("fuse.beegfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.gcsfuse", "fuse.glusterfs"),
         *("fuse.goofys", "fuse.juicefs", "fuse.mount-s3", "fuse.s3fs", "fuse.sshfs"),
+        "virtiofs",  # the virtual machine's host's
     )
 )
 #: Local filesystems on devices without a number of their own (major 0).
-_LOCAL_WITHOUT_DEVICE = frozenset({"bcachefs", "btrfs", "virtiofs", "zfs"})
+_LOCAL_WITHOUT_DEVICE = frozenset({"bcachefs", "btrfs", "zfs"})
 #: Images, always full and read-only by design; and filesystems of firmware, of a BMC's virtual
 #: media and of other systems, where no job writes.
 _IMAGES = frozenset(
@@ -50,7 +52,7 @@ _POD_VOLUME = re.compile(
 _CONTAINER = re.compile(
     rb"/io\.containerd\.[^/]+/|/containers/storage/[^/]+/[^/]+|/run/kata-containers/"
     rb"|/(devicemapper/mnt|zfs/graph|btrfs/subvolumes|aufs/mnt|snapshotter/[^/]+/mnt)/."
-    rb"|/storage-pools/[^/]+/[^/]+/.|/snapshots/[^/]+/block/mountpoint|/volumes/[^/]+/_data(?:/|$)"
+    rb"|/storage-pools/[^/]+/[^/]+/.|/lxc/[^/]+/rootfs(?:/|$)|/snapshots/[^/]+/block/mountpoint|/volumes/[^/]+/_data(?:/|$)"
     rb"|/docker/plugins/.|/directpv/mnt/.|/osd/mounts/.|/client/csi/.|/tmpmounts/containerd-mount"
 )
 #: Names of partitions (GPT) that a vendor fills once: Flatcar's and others'.
@@ -293,6 +295,13 @@ def find(mounts: Iterable[Mount], path: str) -> Mount | None:
     return best
 
 
+def _is_file(device: Path) -> bool:
+    """Whether a block device, by its folder in sysfs, is on loop devices alone."""
+    below = list(entries(device / "slaves"))
+    is_loop = "/block/loop" in os.path.realpath(device)
+    return is_loop or (bool(below) and all(_is_file(each) for each in below))
+
+
 class MountTable:
     """The table of this process, seen as the host's: one for all checks.
 
@@ -323,7 +332,8 @@ class MountTable:
         return self._mounts[named]
 
     def _is_foreign(self, mount: Mount, named: Collection[bytes]) -> bool:
-        """Whether its block device is a container's snapshot, a vendor's partition, or a stick.
+        """Whether its block device is a container's snapshot, a vendor's partition, a stick or a
+        file: a partition of a loop device, or LUKS or kpartx on one (a home, a system extension).
 
         LVM, dm-crypt and multipath give their devices a uuid. Runtimes make thin snapshots without
         one, on a pool that is a device of the same kind.
@@ -333,6 +343,8 @@ class MountTable:
         folder = self._sys / "dev/block" / mount.device
         if read_small(folder / "dm/uuid") == "":
             return any(read_small(each / "dm/uuid") == "" for each in entries(folder / "slaves"))
+        if mount.point != "/" and _is_file(folder):
+            return True
         # A partition's folder is within its disk's.
         if mount.point != "/" and "1" in {
             read_small(folder / each) for each in ("removable", "../removable")

@@ -36,6 +36,7 @@ async def watched(tmp_path: Path, *lines: str, named: tuple[str, ...] = ()) -> s
         "74 22 0:42 /@ @/var/lib/containers/storage/btrfs/subvolumes/9c rw - btrfs /dev/sdb rw",
         "74 22 252:3 / @/var/lib/lxd/storage-pools/a/containers/c1 rw - ext4 /dev/lxd/c1 rw",
         "74 22 0:51 / @/var/lib/incus/storage-pools/zp/containers/c2 rw - zfs zp/c2 rw",
+        "74 22 253:8 / @/var/lib/lxc/101/rootfs rw - ext4 /dev/mapper/pve-vm--101--disk--0 rw",
         "74 22 253:9 / @/var/lib/fc/snapshotter/devmapper/mnt/5 rw - ext4 /dev/mapper/fc-5 rw",
         "75 22 259:3 / @/mnt/disks/minio-pv-0 rw,relatime - xfs /dev/nvme1n1 rw",
         "75 22 259:3 / @/mnt/fast-disks/vol1 rw - xfs /dev/nvme1n1 rw",
@@ -64,6 +65,7 @@ async def test_mounts_of_containers_and_tenants_are_not_the_nodes(
     [
         *("/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd"),
         *("/var/lib/kubelet", "/var/lib/lxd/storage-pools/a", "/mnt/data"),
+        "/var/lib/lxc",
         "/srv/volumes/fast/_database",
     ],
 )
@@ -139,6 +141,27 @@ async def test_a_removable_disk_is_not_the_nodes_unless_it_is_all_that_it_has(
     assert await watched(tmp_path, "93 22 8:49 / @/srv/stick rw - ext4 /dev/sdd1 rw") == {"/"}
 
 
+@pytest.mark.parametrize("below", ["loop7", "sdb"])
+@pytest.mark.parametrize("layers", [0, 1, 2])  # a partition; LUKS on it; LVM on that
+async def test_a_file_that_is_mounted_through_a_partition_or_luks_is_no_disk(
+    tmp_path: Path, below: str, layers: int
+) -> None:
+    """systemd's homes and extensions are such files, full by their size."""
+    device = f"block/{below}/{below}p1"
+    (tmp_path / "sys" / device).mkdir(parents=True)
+    for layer in range(layers):
+        slaves = tmp_path / f"sys/block/dm-{layer}/slaves"
+        slaves.mkdir(parents=True)
+        (slaves.parent / "dm").mkdir()
+        (slaves.parent / "dm/uuid").write_text("CRYPT-LUKS2-1\n")
+        (slaves / "below").symlink_to(tmp_path / "sys" / device)
+        device = f"block/dm-{layer}"
+    (tmp_path / "sys/dev/block").mkdir(parents=True)
+    (tmp_path / "sys/dev/block/259:9").symlink_to(f"../../{device}")
+    line = "95 22 259:9 / @/home/ada rw - ext4 /dev/mapper/home-ada rw"
+    assert ("/home/ada" in await watched(tmp_path, line)) is (below == "sdb")
+
+
 async def test_a_remote_filesystem_made_read_only_is_no_fault_of_a_disk(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     write_table(tmp_path, "94 22 0:70 / @/home rw - nfs4 filer:/home rw")
@@ -195,6 +218,7 @@ def bind(source: Path, target: Path) -> Iterator[Path]:
 def loops_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loop devices are no disks; here they are all that there is."""
     monkeypatch.setattr(mountinfo, "_LOOP_MAJOR", "none")
+    monkeypatch.setattr(mountinfo, "_is_file", lambda _: False)
 
 
 def fill(point: Path) -> None:
