@@ -58,13 +58,14 @@ class GpuInventory(gpu_common.GpuCheck):
         )
 
     def _learn(self, sample: GpuSample) -> list[str]:
-        """Teach the map which GPU sits where. Gives the UUIDs whose slot another has taken."""
+        """Teach the map which GPU sits where. Gives the UUIDs that others have replaced."""
         gpus = self._sources.gpus
         named = [gpu for gpu in sample.gpus if gpu.uuid and gpu.pci]
         alive = [gpu for gpu in named if Code.GPU_IS_LOST not in gpu.errors.values()]
         before = [gpus.learn(gpu.pci, gpu.uuid) for gpu in alive]
         here = {gpu.uuid for gpu in sample.gpus}
-        return [uuid for uuid in before if uuid is not None and uuid not in here]
+        taken = [uuid for uuid in before if uuid is not None and uuid not in here]
+        return taken + gpus.take_exchanged()
 
     # ---- the GPUs -------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class GpuMap:
         for address, uuid in (remembered or {}).items():
             self.learn(address, uuid)
         self._named.clear()
+        #: The map of the earlier agent.
+        self._before = dict(self._uuids)
         #: By address: the driver that gives a GPU to a virtual machine.
         self._given: dict[str, str] = {}
         self._switches: frozenset[str] = frozenset()
@@ -129,6 +131,19 @@ class GpuMap:
             self._named.append(f"pci:{slot}")
         self._uuids[slot] = uuid
         return before
+
+    def take_exchanged(self) -> list[str]:
+        """The UUIDs of an earlier agent's GPUs that are on the bus no longer, where as many others
+        have come to other addresses: cards were exchanged, or a virtual machine got other hardware.
+        They are forgotten.
+        """
+        here = self.present()
+        absent = [slot for slot in self._before if slot in self._uuids and slot not in here]
+        new = {self._uuids.get(slot) for slot in here - self._before.keys()} - {None}
+        if len(new.difference(self._before.values())) != len(absent):
+            return []
+        self._seen = self._seen.difference(absent)
+        return [self._uuids.pop(slot) for slot in absent]
 
     def take_named(self) -> list[str]:
         """The components that GPUs were before their UUIDs were known; each is given once."""

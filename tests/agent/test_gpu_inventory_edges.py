@@ -20,6 +20,7 @@ from nodeagent.sources.gpu_sample import (
     TroubleKind,
     XidEvent,
 )
+from nodeagent.sources.gpus import GpuMap
 from tests.agent.gpu_node import ADDRESSES, GPUS, TWO, Node, failing, said
 from tests.agent.kernel_log import pci_device
 from tests.nvml.gpu_bench import Seen, run_check
@@ -35,6 +36,29 @@ def node(tmp_path: Path) -> Node:
 
 async def inventory(node: Node, check: Check | None = None) -> Seen:
     return await run_check(check or node.build(gpu_inventory.SPEC))
+
+
+@pytest.mark.parametrize(
+    ("before", "is_exchanged"),
+    [
+        ({"0000:99:00": "GPU-8", "0000:9a:00": "GPU-9"}, True),  # a cloud's other hardware
+        ({ADDRESSES[0]: "GPU-0", "0000:99:00": "GPU-8"}, True),  # a new card in another slot
+        ({ADDRESSES[0]: "GPU-0", ADDRESSES[1]: "GPU-1", "0000:99:00": "GPU-8"}, False),
+        ({"0000:99:00": "GPU-8"}, False),  # one more came, and this one did not
+        ({"0000:98:00": "GPU-0", "0000:99:00": "GPU-8"}, True),  # one of two was moved
+    ],
+)
+async def test_gpus_that_were_exchanged_while_no_agent_ran_are_not_missing(
+    node: Node,
+    before: dict[str, str],
+    is_exchanged: bool,  # noqa: FBT001
+) -> None:
+    node.sources = replace(node.sources, gpus=GpuMap(node.sources.machine, before))
+    seen = await inventory(node)
+    assert ("GPU-8" in seen.by_component) is not is_exchanged
+    assert (Clearing("GPU-8", how="replaced") in seen.clearings) is is_exchanged
+    if not is_exchanged:
+        assert seen.status("GPU-8") == ("FAILED", "missing")
 
 
 @pytest.mark.parametrize(
