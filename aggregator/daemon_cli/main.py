@@ -6,12 +6,12 @@ a configuration that is wrong, with the problems on stderr. `policy replay` has 
 
 import argparse
 import difflib
-import json
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from aggregator.config import repair
@@ -176,9 +176,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _schema(_options: argparse.Namespace) -> int:
-    from aggregator.config.schema import config_schema
-
-    print(json.dumps(config_schema(), indent=1, ensure_ascii=False))
+    schema = files("aggregator.config") / "aggregator.schema.json"
+    print(schema.read_text("utf-8"), end="")
     return OK
 
 

@@ -9,9 +9,8 @@ import logging
 import ssl as tls
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property
+from importlib.resources import files
 
-import msgspec
 from aiohttp import web
 
 from aggregator.access.identity import AccessRefused
@@ -20,7 +19,7 @@ from aggregator.configfile.values import is_loopback
 from aggregator.ingest.os_limits import WEB_CONNECTIONS
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.histogram import PAGE, Histogram
-from aggregator.web import models, openapi, probes, sse
+from aggregator.web import models, probes, sse
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.action_endpoints import ACCESS, ActionEndpoints, ActionSetup
 from aggregator.web.api import ENDPOINTS, Endpoint, respond
@@ -133,7 +132,6 @@ class Web:
         self._durations: dict[str, Histogram] = {}
         self._zero_first = ZeroFirst()
         self._now = clocks.now
-        self._version = version
         self._connections = ConnectionTable(clocks.now, most=connections)
         self._names = AllowedHosts(hosts)
         #: Without it any name is allowed, because a certificate or the network identifies the
@@ -223,13 +221,9 @@ class Web:
             self._queries, request, lambda: self._guard_access.still_allowed(request)
         )
 
-    @cached_property
-    def _document(self) -> bytes:
-        """Made for the first request: a start need not wait for it."""
-        return msgspec.json.encode(openapi.document(self._version))
-
     async def _openapi(self, _: web.Request) -> web.Response:
-        response = web.Response(body=self._document, content_type="application/json")
+        document = files("aggregator.web") / "openapi.json"  # made by make docs-reference
+        response = web.Response(body=document.read_bytes(), content_type="application/json")
         response.enable_compression()
         return response
 

@@ -9,11 +9,15 @@ from aiohttp import web
 
 from aggregator.web import models
 from aggregator.web.event_broker import Subscription, frame
-from aggregator.web.openapi import STREAM_PARAMS
 from aggregator.web.queries import FleetQueries
-from aggregator.web.query_params import read_query
+from aggregator.web.query_params import Form, Param, read_query
 
 log = logging.getLogger("sickbay.web")
+
+STREAM_PARAMS = (
+    Param("node", Form.TEXT, "Only entries about this node.", ""),
+    Param("brief", Form.TEXT, "1: one event `changed` instead of all news.", ""),
+)
 
 #: An event is sent at least this often (seconds): a page without one for longer reports that.
 BEAT = 10.0

@@ -1,4 +1,4 @@
-"""Writes docs/reference: `make docs-reference`."""
+"""Writes docs/reference, and the documents that the aggregator ships: `make docs-reference`."""
 
 import json
 from collections.abc import Mapping
@@ -21,6 +21,11 @@ from release.reference import (
 from release.tree import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
+#: Where the aggregator has its copies of documents.
+SHIPPED = {
+    "aggregator.schema.json": ROOT / "aggregator" / "config",
+    "openapi.json": ROOT / "aggregator" / "web",
+}
 
 
 def files() -> Mapping[str, str]:
@@ -52,6 +57,8 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, content in files().items():
         (FOLDER / name).write_text(content, "utf-8")
+        if name in SHIPPED:
+            (SHIPPED[name] / name).write_text(content, "utf-8")
 
 
 if __name__ == "__main__":

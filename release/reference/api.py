@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aggregator.web.openapi import document
+from release.reference.openapi import document
 from release.reference.tables import table
 from release.tree import version
 

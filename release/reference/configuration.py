@@ -17,9 +17,9 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
-from aggregator.config.schema import config_schema, properties
 from aggregator.config.settings import Config
 from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
+from release.reference.config_schema import config_schema, properties
 from release.reference.tables import table
 
 _HEAD = """# Configuration of the aggregator

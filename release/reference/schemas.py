@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from aggregator.config.schema import DIALECT, DURATION, PERCENT, config_schema, properties
 from nodeagent.checks import registry
 from nodeagent.checks.base import Kind
 from nodeagent.config.settings import keys
 from release.reference import configuration
+from release.reference.config_schema import DIALECT, DURATION, PERCENT, config_schema, properties
 from release.reference.tables import code, plain, rows
 from release.tree import ROOT
 
@@ -19,7 +19,7 @@ _SIZE = r"^\d+(\.\d+)?([kMGT]?B|[KMGT]iB)$"
 
 
 def aggregator_schema() -> dict[str, Any]:
-    """That of `sickbay-aggregator config schema`, with descriptions."""
+    """`sickbay-aggregator config schema` prints it."""
     schema = config_schema()
     meanings = configuration.meanings()
     for key, one in properties(schema).items():

@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 import yaml
 
-from aggregator.config.schema import config_schema, properties
 from aggregator.config.settings import load
 from aggregator.daemon_cli.main import main
 from aggregator.events import EventKind
 from nodeagent.config.settings import keys
-from release.reference.__main__ import FOLDER, files
+from release.reference.__main__ import FOLDER, SHIPPED, files
+from release.reference.config_schema import config_schema, properties
 from release.reference.tables import code, rows
 from tests.aggregator.config_files import keys_of
 from tests.support.yaml_documents import read_documents, read_yaml
@@ -38,6 +38,9 @@ def test_every_file_is_as_the_code_writes_it(written: dict[str, str]) -> None:
     found = {path.name: path.read_text("utf-8") for path in FOLDER.iterdir()}
     assert found.keys() == written.keys()
     stale = [name for name, text in written.items() if found[name] != text]
+    stale += [
+        name for name in SHIPPED if (SHIPPED[name] / name).read_text("utf-8") != written[name]
+    ]
     assert stale == [], "run make docs-reference"
 
 
@@ -132,7 +135,7 @@ def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as ended:
         main(["config", "schema"])
     assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out) == config_schema()
+    assert json.loads(capsys.readouterr().out) == read("aggregator.schema.json")
 
 
 # -- the agent's file ---------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration file, for editors: `sickbay-aggregator config schema`.
+"""The JSON Schema of the configuration file, for editors.
 
 It describes the file as people write it ("30s", "5%"), one section inside the other. It knows less
 than `load`: `sickbay-aggregator config check` finds contradictions, files and rules as well.

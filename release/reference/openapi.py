@@ -1,17 +1,12 @@
 """The OpenAPI 3.1 document, made from the endpoints and models that serve the answers."""
 
-import ast
-import inspect
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from aggregator.cluster import port
-from aggregator.quarantine.state import fleet
-from aggregator.web import job_models, models, person_actions
+from aggregator.web import models
 from aggregator.web.action_endpoints import ACCESS, ACCESS_PARAMS
 from aggregator.web.api import ENDPOINTS, Endpoint
 from aggregator.web.person_actions import (
@@ -21,14 +16,11 @@ from aggregator.web.person_actions import (
     PageReader,
     PersonAction,
 )
-from aggregator.web.query_params import Form, Param
+from aggregator.web.query_params import Param
+from aggregator.web.sse import STREAM_PARAMS
 
 _REF = "#/components/schemas/{name}"
 _TEXT = {"type": "string"}
-STREAM_PARAMS = (
-    Param("node", Form.TEXT, "Only entries about this node.", ""),
-    Param("brief", Form.TEXT, "1: one event `changed` instead of all news.", ""),
-)
 #: Events of the stream by name.
 STREAM_EVENTS: dict[str, type[models.Shape]] = {
     "hello": models.Hello,
@@ -38,20 +30,14 @@ STREAM_EVENTS: dict[str, type[models.Shape]] = {
     "beat": models.Beat,
     "changed": models.Beat,
 }
-#: The modules of the shapes; of two shapes of a name the last is the document's.
-_MODULES = (fleet, port, models, job_models, person_actions)
 
 
 def document(version: str) -> dict[str, Any]:
-    """The document, as plain values."""
+    """The document, as plain values. The page serves it with its own version."""
     named = [endpoint.shape for endpoint in ENDPOINTS]
     of_actions = (ActionRequest, ActionAnswer, PageReader)
     kinds = [*named, *STREAM_EVENTS.values(), models.Problem, *of_actions]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-    if sys.flags.optimize > 1:  # python -OO leaves the docstrings out
-        for name, text in _docstrings():
-            if name in components:
-                components[name]["description"] = text
     paths = {endpoint.path: {"get": _operation(endpoint)} for endpoint in ENDPOINTS}
     paths[ACCESS] = {"get": _reader()}
     paths |= {action.path: {"post": _action(action)} for action in ACTIONS.values()}
@@ -74,14 +60,6 @@ def document(version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": {name: _tidy(one) for name, one in components.items()}},
     }
-
-
-def _docstrings() -> Iterator[tuple[str, str]]:
-    """Those of the shapes by name, as their source has them."""
-    for module in _MODULES:
-        for one in ast.parse(inspect.getsource(module)).body:
-            if isinstance(one, ast.ClassDef) and (text := ast.get_docstring(one)):
-                yield one.name, text
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
