@@ -50,7 +50,6 @@ class Document:
     def __init__(self, file: str, content: dict[str, Any], text: str) -> None:
         self.file = file
         self._text = text
-        self._lines: dict[Key, int] | None = None  # made when the first mistake needs them
         self._problems: list[Problem] = []
         self._tables: list[Table] = []
         self.top = self._table((), content)
@@ -58,9 +57,7 @@ class Document:
     def problem(self, path: Key, what: str, expected: str = "") -> None:
         from nodeagent.configfile import toml_lines
 
-        if self._lines is None:
-            self._lines = toml_lines.key_lines(self._text)
-        line = toml_lines.line_of(self._lines, path)
+        line = toml_lines.line_of(self._text, path)
         self.add(Problem(self.file, line, dotted(path), what, expected))
 
     def add(self, problem: Problem) -> None:
