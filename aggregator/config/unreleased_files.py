@@ -15,7 +15,7 @@ from aggregator.runtime.sqlite_format import (
     of_no_release,
 )
 
-#: As `aggregator.history.migrate` has it, whose imports take half a second.
+#: As `aggregator.history.revision` has it, whose imports take half a second.
 HISTORY_VERSIONS = "sickbay_history_version"
 
 

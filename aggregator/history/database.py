@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from aggregator.events import Transition
 from aggregator.history.dedup import DECIDING, Reported, is_level, without_repeats
 from aggregator.history.engine import DatabaseCredentials, HistoryError
-from aggregator.history.migrate import RETAINING
+from aggregator.history.revision import RETAINING
 from aggregator.history.row_codec import SPREAD, from_row, incident_text, node_text
 from aggregator.history.sqlite import Sqlite
 from aggregator.history.tables import evidence, transitions

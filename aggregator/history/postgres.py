@@ -22,7 +22,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from aggregator.history.engine import DatabaseCredentials, HistoryError
-from aggregator.history.migrate import is_ready, prepare
+from aggregator.history.revision import is_ready, prepare
 from aggregator.runtime.database import reason
 from aggregator.runtime.interning import EMPTY
 from aggregator.tls.client_context import CaFileError, client_context
@@ -33,8 +33,8 @@ T = TypeVar("T")
 _CONNECT = 5.0
 _STATEMENT = 120
 _CLOSE = 2.0
-#: Migrating ten million rows takes a while, and the other replicas wait for it.
-_MIGRATION = 900.0
+#: Of replicas that start together one makes the tables, and the others wait for it.
+_PREPARATION = 60.0
 
 
 class Tables(NamedTuple):
@@ -108,11 +108,7 @@ class Postgres:
         self._loop = self._loop or _OwnLoop()
         self._engine = self._made()
         if not self._run(self._query(lambda one: self._tables.is_ready(one, self.name)), seconds):
-            self._run(self._query(self._migrate), _MIGRATION)
-
-    def _migrate(self, connection: sa.Connection) -> None:
-        connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
-        self._tables.prepare(connection, self.name)
+            self._run(self._query(lambda one: self._tables.prepare(one, self.name)), _PREPARATION)
 
     async def _query(self, work: Callable[[sa.Connection], T]) -> T:
         assert self._engine is not None

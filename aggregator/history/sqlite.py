@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from aggregator.history.engine import HistoryError
-from aggregator.history.migrate import is_ready, prepare
+from aggregator.history.revision import is_ready, prepare
 from aggregator.runtime.database import identity, reason, sqlite_engine
 
 T = TypeVar("T")

@@ -2,7 +2,8 @@
 
 import sqlalchemy as sa
 
-#: The newest step of migrations/, where its meaning is documented.
+#: MAJOR.MINOR. A program works with every database of its own major, so a change that an older
+#: program can't work with must raise the major; an addition raises the minor.
 REVISION = "1.0"
 
 metadata = sa.MetaData()

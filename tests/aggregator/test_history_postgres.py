@@ -20,8 +20,8 @@ from aggregator.history import database as database_module
 from aggregator.history import history as history_module
 from aggregator.history.database import Database
 from aggregator.history.engine import DatabaseCredentials, HistoryError
-from aggregator.history.migrate import RETAINING
 from aggregator.history.postgres import Postgres
+from aggregator.history.revision import RETAINING
 from aggregator.history.row_codec import IdGenerator, evidence_row, to_row
 from aggregator.history.tables import evidence
 from tests.support.histories import Place, happened

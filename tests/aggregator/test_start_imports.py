@@ -13,7 +13,6 @@ from tests.support.imported import TRACED, modules_in
 PROGRAM = "from aggregator.daemon_cli.entry import main; main()"
 #: The library, and the one who needs it.
 UNNEEDED = {
-    "alembic": "older tables of the history",
     "asyncpg": "a history in PostgreSQL",
     "jinja2": "the page's first reader, and templates of alerts",
     "sqlalchemy.dialects.postgresql": "a history in PostgreSQL",

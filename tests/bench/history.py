@@ -1,11 +1,10 @@
 """Ten million transitions: the page's queries and the writes beside them, on each database.
 
 ``BENCH_ROWS`` (10,000,000) transitions of 10,000 nodes over 28 days, ten to an incident, made by
-the database itself in the tables from before the last migration, which is then run as a start
-would. Then through the aggregator's own code, each on nodes of its own, so that only the operating
-system's cache is warm: a node's whole month, the page's 200 rows of it, the fleet's newest 200,
-pages far back, the lemon detector's query, a chunk of retention, and batches of 500 as a burst
-makes them.
+the database itself. Then through the aggregator's own code, each on nodes of its own, so that only
+the operating system's cache is warm: a node's whole month, the page's 200 rows of it, the fleet's
+newest 200, pages far back, the lemon detector's query, a chunk of retention, and batches of 500 as
+a burst makes them.
 
 PostgreSQL is Debian's, with fsync, its shipped settings and 512 MB of shared buffers. Needs some
 10 GB in the temporary folder, one database after the other. Run by `make bench-history`.
@@ -18,11 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import sqlalchemy as sa
 
@@ -30,7 +28,6 @@ from aggregator.events import EventKind, Transition
 from aggregator.history.database import Cursor, Database
 from aggregator.history.history import BATCH, CHUNK
 from aggregator.history.lemon_detector import MOST_NODES, MOST_ROWS
-from aggregator.history.migrate import upgrade
 from aggregator.history.row_codec import IdGenerator, to_row
 from tests.bench import small
 from tests.bench.figures import percentile, table, write
@@ -80,16 +77,6 @@ _INDEXES = {
     "transitions_at": "(at, id)",
     "transitions_kind_at": "(kind, at, node)",
 }
-
-
-def _of_before(place: Place) -> None:
-    """The tables of revision 1.0, without rows."""
-    with ExitStack() as patched:
-        for module in ("sqlite", "postgres"):
-            patched.enter_context(patch(f"aggregator.history.{module}.is_ready", lambda *_: True))
-        place.ask(
-            lambda one: one._engine.call(lambda at: upgrade(at, "1.0"), write=True, seconds=60)
-        )
 
 
 def _fill(place: Place) -> None:
@@ -201,15 +188,11 @@ def _size_mib(place: Place) -> float:
 def _of(place: Place, kind: str) -> dict[str, float]:
     print(kind, flush=True)
     rng = random.Random(7)  # the same nodes on both
-    _of_before(place)
+    place.ask(lambda one: one.recent("", 0.0, 1))  # makes the tables
     began = time.perf_counter()
     with _progress(f"{ROWS:,} rows and their indexes"):
         _fill(place)
     figures = {"fill_s": time.perf_counter() - began}
-    with _progress("the last migration"):
-        figures["migrate_s"] = (
-            _timed(lambda: place.ask(lambda one: one.bound(10 * ROWS) and None)) / 1000
-        )
     with _progress("until the disk has all of it"):
         os.sync()  # or the queries would include the writes of these rows
     figures["mib"] = _size_mib(place)

@@ -32,7 +32,7 @@ SURE = 0.2
 MAPS = ROOT / "build" / "mutants" / "maps"
 #: Imported before the first fork: no module of the core, and none of the tests.
 LIBRARIES = (
-    "aiohttp.web", "alembic", "asyncpg", "cryptography.x509", "google.protobuf", "grpc", "grpc.aio",
+    "aiohttp.web", "asyncpg", "cryptography.x509", "google.protobuf", "grpc", "grpc.aio",
     "hypothesis.stateful", "jinja2", "jwt", "msgspec", "prometheus_client",
     "pydantic", "sqlalchemy.ext.asyncio", "yaml",
 )  # fmt: skip

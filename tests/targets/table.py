@@ -40,7 +40,7 @@ def keys(text: str, *more: str) -> frozenset[str]:
 
 
 _HISTORY = """
-    fill_s migrate_s mib open_ms node_month_rows node_month_ms node_month_p50_ms node_month_cpu_ms
+    fill_s mib open_ms node_month_rows node_month_ms node_month_p50_ms node_month_cpu_ms
     node_page_ms feed_ms back_ms busiest_ms stories_ms insert_per_s batch_p99_ms bound_ms retain_ms
 """
 _SCENES = """
