@@ -7,6 +7,7 @@ that makes no sense.
 import io
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problem = refusal(words)
     if problem:
         parser.error(problem)
+    options = Namespace(extra="cli")
     try:
         options = parser.parse_args(own_words(words))
         options.command(options)

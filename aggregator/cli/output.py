@@ -127,12 +127,12 @@ def sort_items(items: list[Answer], path: str) -> list[Answer]:
     if not path:
         return items
     try:
-        steps = read_path(path)
+        query = read_path(path)
     except PathError as error:
         raise UsageError(f"--sort-by: {error}; expected a field, such as .node") from error
 
     def key(item: Answer) -> tuple[int, float, tuple[tuple[int, int, str], ...]]:
-        found = next(iter(select(item, steps)), None)
+        found = next(iter(select(item, query)), None)
         if found is None:
             return _NONE
         if isinstance(found, bool | int | float):

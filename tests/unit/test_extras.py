@@ -118,6 +118,7 @@ def test_the_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
     [
         ("sickbay", ("stop", "--reason", "x", "--kubeconfig", "kubeconfig"), "cli"),
         ("sickbay", ("stop", "--reason", "x", "--local", "cluster.db"), "cli"),
+        ("sickbay", ("nodes", "-o", "jsonpath={.total}"), "cli"),
         ("sickbay", ("alert", "test", "room", "--config", "agent.toml"), "aggregator"),
         ("sickbay-agent", ("run", "--config", "agent.toml"), "agent"),
         ("sickbay-agent", ("check",), "agent"),
