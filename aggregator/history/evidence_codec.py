@@ -4,19 +4,14 @@ Times are ages in seconds before the row's own time, so that a row is complete b
 clock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from aggregator.health.model import (
-    Cleared,
-    ClearedBy,
-    Component,
-    Delta,
-    Fault,
-    Hello,
-    Snapshot,
-    Status,
-)
+import msgspec
+
+from aggregator.health.model import Cleared, Component, Delta, Fault, Hello, Snapshot
 
 #: Characters of a message that are kept: the whole message was shown when it came.
 MOST_MESSAGE = 160
@@ -43,16 +38,17 @@ def of_change(
     at: float,
 ) -> dict[str, Any]:
     """A message's content; ``at`` is the monotonic second that it came."""
-    body: dict[str, Any] = {}
-    if components:
-        body["components"] = [_of_component(one, at) for one in components]
-    if faults:
-        body["faults"] = [_of_fault(one, at) for one in faults]
-    if cleared:
-        body["cleared"] = [[one.code, one.component, one.how] for one in cleared]
-    if gone:
-        body["gone"] = [list(one) for one in gone]
-    return body
+
+    def age(then: float) -> float:
+        return round(max(0.0, at - then), 3)
+
+    kept = Delta(
+        components=tuple(_component(one, age) for one in components),
+        faults=tuple(_fault(one, age) for one in faults),
+        cleared=tuple(cleared),
+        gone=tuple(gone),
+    )
+    return {name: listed for name, listed in msgspec.to_builtins(kept).items() if listed}
 
 
 def to_snapshot(body: Mapping[str, Any], at: float) -> Snapshot:
@@ -62,78 +58,36 @@ def to_snapshot(body: Mapping[str, Any], at: float) -> Snapshot:
 
 
 def to_delta(body: Mapping[str, Any], at: float) -> Delta:
-    """Raises `KeyError`, `TypeError` or `ValueError` for a body that `of_change` never wrote."""
-    return Delta(
-        components=tuple(_to_component(one, at) for one in body.get("components", ())),
-        faults=tuple(_to_fault(one, at) for one in body.get("faults", ())),
-        cleared=tuple(Cleared(*(str(word) for word in one)) for one in body.get("cleared", ())),
-        gone=tuple((str(check), str(of)) for check, of in body.get("gone", ())),
+    """Raises `msgspec.ValidationError` for a body that `of_change` never wrote."""
+
+    def when(age: float) -> float:
+        return at - age
+
+    kept = msgspec.convert(body, Delta)
+    return replace(
+        kept,
+        components=tuple(_component(one, when) for one in kept.components),
+        faults=tuple(_fault(one, when) for one in kept.faults),
     )
 
 
-def _of_component(one: Component, at: float) -> dict[str, Any]:
-    return {
-        "check": one.check,
-        "component": one.component,
-        "status": one.status.name.lower(),
-        "reason": one.reason,
-        "message": one.message[:MOST_MESSAGE],
-        "age": _age(one.since, at),
-        "recent": [[_age(then, at), status.name.lower()] for then, status in one.recent],
-    }
-
-
-def _to_component(body: Mapping[str, Any], at: float) -> Component:
-    return Component(
-        check=str(body["check"]),
-        component=str(body["component"]),
-        status=Status[body["status"].upper()],
-        reason=str(body["reason"]),
-        message=str(body["message"]),
-        since=at - body["age"],
-        recent=tuple((at - age, Status[name.upper()]) for age, name in body["recent"]),
+def _component(one: Component, turn: Callable[[float], float]) -> Component:
+    """With its times turned to ages, or back."""
+    return replace(
+        one,
+        message=one.message[:MOST_MESSAGE],
+        since=turn(one.since),
+        recent=tuple((turn(then), status) for then, status in one.recent),
     )
 
 
-def _of_fault(one: Fault, at: float) -> dict[str, Any]:
-    return {
-        "code": one.code,
-        "check": one.check,
-        "component": one.component,
-        "message": one.message[:MOST_MESSAGE],
-        "boot": one.boot_id,
-        "source": one.source,
-        "seq": one.source_seq,
-        "first": _age(one.first_at, at),
-        "last": _age(one.last_at, at),
-        "count": one.count,
-        "ends": one.cleared_by.value,
-        "historical": one.historical,
-        "details": {
-            name: text[:MOST_MESSAGE] for name, text in [*one.details.items()][:_MOST_DETAILS]
-        },
-        "occurrences": [_age(then, at) for then in one.occurrences],
-    }
-
-
-def _to_fault(body: Mapping[str, Any], at: float) -> Fault:
-    return Fault(
-        code=str(body["code"]),
-        check=str(body["check"]),
-        component=str(body["component"]),
-        message=str(body["message"]),
-        boot_id=str(body["boot"]),
-        source=str(body["source"]),
-        source_seq=int(body["seq"]),
-        first_at=at - body["first"],
-        last_at=at - body["last"],
-        count=int(body["count"]),
-        cleared_by=ClearedBy(body["ends"]),
-        historical=bool(body["historical"]),
-        details={str(name): str(text) for name, text in body["details"].items()},
-        occurrences=tuple(at - age for age in body["occurrences"]),
+def _fault(one: Fault, turn: Callable[[float], float]) -> Fault:
+    details = islice(one.details.items(), _MOST_DETAILS)
+    return replace(
+        one,
+        message=one.message[:MOST_MESSAGE],
+        first_at=turn(one.first_at),
+        last_at=turn(one.last_at),
+        details={name: text[:MOST_MESSAGE] for name, text in details},
+        occurrences=tuple(map(turn, one.occurrences)),
     )
-
-
-def _age(then: float, at: float) -> float:
-    return round(max(0.0, at - then), 3)
