@@ -13,9 +13,9 @@ from cryptography.exceptions import InvalidSignature
 
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.cluster.users import User
-from aggregator.configfile.regular_file import version_of
 from aggregator.tls.certificate import read_certificates
 from aggregator.tls.client_context import CaFileError
+from sickbay.regular_file import version_of
 
 
 class CaCertificates:

@@ -19,7 +19,7 @@ import jwt
 import msgspec
 
 from aggregator.access.oidc_claims import ClaimRefused
-from aggregator.configfile.regular_file import MOST_SECRET, require_regular_file
+from sickbay.regular_file import MOST_SECRET, require_regular_file
 
 T = TypeVar("T")
 

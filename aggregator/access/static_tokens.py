@@ -15,7 +15,7 @@ from pathlib import Path
 from aggregator.access.identity import RequestFacts, UserIdentity
 from aggregator.access.token_review import MAX_TOKEN, invalid_token
 from aggregator.cluster.users import Access, User
-from aggregator.configfile.regular_file import MOST, require_regular_file, version_of
+from sickbay.regular_file import MOST, require_regular_file, version_of
 
 log = logging.getLogger("sickbay.access")
 

@@ -13,12 +13,12 @@ from pydantic import Field
 
 from aggregator.alerts.redaction import secrets_of, without_secrets
 from aggregator.alerts.webhook import Delivery, WebhookResponse, classify_response
-from aggregator.configfile.regular_file import MOST_SECRET
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import HttpUrl, MaybePath
 from aggregator.runtime.text import visible
 from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
+from sickbay.regular_file import MOST_SECRET
 
 #: Bytes of an answer that are read, and characters that are shown.
 _MOST_ANSWER = 2_000

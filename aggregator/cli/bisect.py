@@ -39,8 +39,8 @@ from aggregator.cli.source import has_kubeconfig, open_session, require_kubeconf
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, this_user
 from aggregator.cluster.port import Action, Conflict
-from aggregator.configfile.regular_file import read_file_or_pipe
 from aggregator.runtime.text import some_of
+from sickbay.regular_file import read_file_or_pipe
 
 FOUND, NO_VERDICT = 1, 3
 _CODES = {SearchVerdict.PASSED: 0, SearchVerdict.FOUND: FOUND, SearchVerdict.NO_VERDICT: NO_VERDICT}

@@ -21,8 +21,8 @@ from aggregator.cluster.port import (
     OperationSpec,
     QuarantineSpec,
 )
-from aggregator.configfile.regular_file import require_regular_file
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
+from sickbay.regular_file import require_regular_file
 
 #: Requests that a person may have made for a node, and the command that takes each back.
 _REQUESTS = ((EXEMPT, "exempt", "unexempt"), (PIN, "pinned", "unpin"))

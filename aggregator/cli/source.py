@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.cli.client import Client, Route
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
-from aggregator.configfile.regular_file import read_file_or_pipe
+from sickbay.regular_file import read_file_or_pipe
 
 if TYPE_CHECKING:
     from aggregator.cli.cluster_reader import ClusterReader

@@ -31,7 +31,6 @@ from aggregator.config.drain import DrainConfig
 from aggregator.config.pod_namespace import with_namespace
 from aggregator.config.repair import RepairConfig
 from aggregator.config.replicas import ReplicasConfig
-from aggregator.configfile.regular_file import MOST, MOST_SECRET, require_regular_file
 from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
     Address,
@@ -65,6 +64,7 @@ from aggregator.quarantine.decide.repair import MOST_DOMAINS, RepairMode
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.settings import ReconcilerRules, SilenceRules
 from aggregator.runtime.cli_flags import NAMESPACE, target_flags
+from sickbay.regular_file import MOST, MOST_SECRET, require_regular_file
 
 __all__ = ["Config", "ConfigError", "load"]
 

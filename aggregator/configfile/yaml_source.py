@@ -17,12 +17,12 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.shallow_yaml import ShallowLoader
 from aggregator.configfile.values import kind_of, show
 from aggregator.configfile.yaml_error import where_and_what
 from aggregator.rfc3339 import span
+from sickbay.regular_file import MOST, require_regular_file
 
 Key = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)

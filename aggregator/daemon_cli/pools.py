@@ -85,7 +85,7 @@ class NodesFileError(Exception):
 
 def read_labels(file: Path) -> dict[str, Labels]:
     """The labels by node of the output of `kubectl get nodes -o json`. Raises `NodesFileError`."""
-    from aggregator.configfile.regular_file import require_regular_file
+    from sickbay.regular_file import require_regular_file
 
     expected = "expected the output of: kubectl get nodes -o json"
     try:

@@ -19,9 +19,9 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from aggregator.configfile.regular_file import version_of
 from aggregator.ingest.stats import IngestStats
 from aggregator.tls.certificate import Validity, parse_certificates, signers_of
+from sickbay.regular_file import version_of
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Self
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
-from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.rfc3339 import write_time
 from aggregator.tls.client_context import CaFileError
+from sickbay.regular_file import MOST, require_regular_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import ssl
 from pathlib import Path
 from typing import Self
 
-from aggregator.configfile.regular_file import require_regular_file, version_of
+from sickbay.regular_file import require_regular_file, version_of
 
 log = logging.getLogger("sickbay.tls")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cryptography import x509
 
-from aggregator.configfile.regular_file import version_of
 from aggregator.tls.certificate import Validity
+from sickbay.regular_file import version_of
 
 log = logging.getLogger("sickbay.web")
 

@@ -7,8 +7,8 @@ import ssl
 from pathlib import Path
 
 from nodeagent.config.settings import Config
-from nodeagent.configfile import regular_file
 from nodeagent.configfile.toml_table import Problem
+from sickbay import regular_file
 
 
 def problems(file: Path, config: Config) -> list[Problem]:

@@ -14,9 +14,10 @@ from nodeagent.checks.own_lines import ANYWHERE, own_lines
 from nodeagent.config.custom_checks import wrong_name
 from nodeagent.config.line_safety import why_forged, why_loose, why_slow
 from nodeagent.config.settings import CheckSettings
-from nodeagent.configfile import regular_file, values
+from nodeagent.configfile import values
 from nodeagent.configfile.toml_table import Table
 from nodeagent.model import Status
+from sickbay import regular_file
 
 _STATUSES = {"failed": Status.FAILED, "degraded": Status.DEGRADED, "ok": Status.OK}
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nodeagent.configfile import regular_file
 from nodeagent.dataclass import dataclass
+from sickbay import regular_file
 
 T = TypeVar("T")
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.configfile import regular_file, units
+from nodeagent.configfile import units
 from nodeagent.configfile.toml_table import described
+from sickbay import regular_file
 
 DURATION = 'a duration such as "30s" or "10m"'
 _LONGEST = 3650 * 86400.0

@@ -16,13 +16,14 @@ from nodeagent import logs
 from nodeagent.clock import SystemClock
 from nodeagent.config.credential_files import wrong_with_authorities
 from nodeagent.config.settings import UplinkConfig
-from nodeagent.configfile import regular_file, values
+from nodeagent.configfile import values
 from nodeagent.configfile.toml_table import ConfigError, Problem
 from nodeagent.simulate import machine
 from nodeagent.simulate.events import Known, ScenarioError, ScenarioEvent, read_line, read_scenario
 from nodeagent.simulate.fleet import Fleet
 from nodeagent.simulate.node import SimulatedNode
 from nodeagent.uplink.dialer import Dialer, DialError
+from sickbay import regular_file
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from nodeagent.checks.line_places import LinePlace, device_of, pci_address, tran
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
-from nodeagent.configfile import regular_file
 from nodeagent.dataclass import dataclass
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap, normalise
@@ -30,6 +29,7 @@ from nodeagent.terminal.log_file import file_type
 from nodeagent.terminal.log_file.entries import read_entries
 from nodeagent.terminal.log_file.entry import Entry
 from nodeagent.terminal.report import WIDTH, aligned, one_line
+from sickbay import regular_file
 
 STANDARD_INPUT = Path("-")
 

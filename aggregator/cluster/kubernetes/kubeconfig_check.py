@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.shallow_yaml import ShallowLoader
 from aggregator.configfile.yaml_error import where_and_what
+from sickbay.regular_file import MOST, require_regular_file
 
 #: Each list of a kubeconfig, and the key that holds the content of its items.
 _LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}

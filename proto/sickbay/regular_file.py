@@ -23,16 +23,29 @@ def require_regular_file(path: Path, *, most: int | None = None) -> Path:
     """``path``, if a regular file is there. Raises OSError that states which kind of file is there,
     or that there is no file.
 
-    ``most`` is the largest size in bytes. A link counts as what it leads to: Kubernetes mounts
-    Secrets and ConfigMaps as links.
+    ``most`` is the largest size in bytes.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {kind} and no regular file", str(path))
-    if most is not None and found.st_size > most:
+    if other := kind(path):
+        raise OSError(errno.EINVAL, f"it is {other} and no regular file", str(path))
+    if most is not None and path.stat().st_size > most:
         raise OSError(errno.EFBIG, _TOO_LARGE.format(most >> 20), str(path))
     return path
+
+
+def kind(path: Path) -> str:
+    """The kind of file there, such as "a pipe"; empty for a regular file. Raises OSError.
+
+    A link counts as what it leads to: Kubernetes mounts Secrets and ConfigMaps as links.
+    """
+    mode = path.stat().st_mode
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a file of another kind")
+
+
+def read(path: Path) -> bytes:
+    """The content of a regular file. Raises OSError for any other kind and for more than `MOST`
+    bytes.
+    """
+    return _read(require_regular_file(path))
 
 
 def read_file_or_pipe(path: Path) -> str:
@@ -41,11 +54,15 @@ def read_file_or_pipe(path: Path) -> str:
     """
     if not stat.S_ISFIFO(path.stat().st_mode):
         require_regular_file(path)
+    return _read(path).decode("utf-8-sig")
+
+
+def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(MOST + 1)
     if len(content) > MOST:
         raise OSError(errno.EFBIG, _TOO_LARGE.format(MOST >> 20), str(path))
-    return content.decode("utf-8-sig")
+    return content
 
 
 def version_of(*files: Path) -> tuple[tuple[int, int, int], ...]:
