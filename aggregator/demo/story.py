@@ -109,21 +109,6 @@ class Story:
         )
         note(f"   the alert: {cause[0]['summary']}")
 
-    def budget_holds(self, node: str, open_it: Callable[[], None]) -> None:
-        headline(f"{node}: Xid 79, a GPU is off the bus; a disruption budget protects a pod")
-        self.inject(node=node, fault="xid:79", gpu=0)
-        self._seen("work.blocked", node)
-        self.events.show_for(self.pace.between)
-        note("   the budget is opened (kubectl delete poddisruptionbudget)")
-        open_it()
-        self._seen("quarantine.drained", node)
-
-    def person_releases(self, node: str, release: Callable[[], None]) -> None:
-        headline(f"{node}: a person releases it (kubectl delete quarantine {node})")
-        release()
-        self._seen("quarantine.released", node)
-        note("   its fault is still latched; the release is in force until the fault changes")
-
     def reboot_releases(self, node: str) -> None:
         headline(f"{node} is rebooted: that ends its fault, so the node is released")
         self.inject(node=node, reboot=True)

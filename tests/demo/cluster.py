@@ -11,7 +11,7 @@ from aggregator.demo.demo_job import DemoJob
 from aggregator.demo.event_poller import EventPoller
 from aggregator.demo.processes import ChildProcesses
 from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
-from aggregator.demo.terminal import note, print_line
+from aggregator.demo.terminal import headline, note, print_line
 from aggregator.quarantine.settings import Settings, limits_for_people
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.servers import FRUGAL
@@ -103,10 +103,19 @@ def _run_story(
     story.job_saves_first(sick, job, "drain.notice")
     events.show_for(pace.between)
     quarantine = f"/apis/sickbay.dev/v1alpha1/quarantines/{sick}"
-    story.person_releases(sick, lambda: _delete(plane, quarantine))
+    headline(f"{sick}: a person releases it (kubectl delete quarantine {sick})")
+    _delete(plane, quarantine)
+    _until_seen(events, "quarantine.released", sick)
+    note("   its fault is still latched; the release is in force until the fault changes")
     events.show_for(pace.between)
     budget = f"/apis/policy/v1/namespaces/{_TRAINING}/poddisruptionbudgets/guarded"
-    story.budget_holds(guarded, lambda: _delete(plane, budget))
+    headline(f"{guarded}: Xid 79, a GPU is off the bus; a disruption budget protects a pod")
+    story.inject(node=guarded, fault="xid:79", gpu=0)
+    _until_seen(events, "work.blocked", guarded)
+    events.show_for(pace.between)
+    note("   the budget is opened (kubectl delete poddisruptionbudget)")
+    _delete(plane, budget)
+    _until_seen(events, "quarantine.drained", guarded)
     events.show_for(pace.between)
     story.application_fault_does_nothing(busy)
     events.show_for(pace.between)
@@ -115,6 +124,10 @@ def _run_story(
     story.full_disk_recovers(full)
     events.show_for(pace.between)
     story.common_cause_holds(rest[: max(8, len(nodes) // 3)], alerts)
+
+
+def _until_seen(events: EventPoller, kind: str, node: str) -> None:
+    events.until(lambda: events.of_kind(kind, node), f"{kind} of {node}")
 
 
 def _alerts(folder: Path, url: str) -> dict[str, Any]:
