@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aggregator.policy.label_selector import LabelRequirement, LabelSelector
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.runtime.text import natural
 from aggregator.web import models
@@ -208,30 +209,21 @@ def selector(text: str) -> Callable[[Mapping[str, str]], bool] | None:
             "expected key=value, key!=value, key or !key, at most "
             f"{_MOST_TERMS} of them with commas between",
         )
-    checked = [(one["key"], one["op"] or one["no"], one["value"]) for one in found if one]
+    return LabelSelector(matchExpressions=tuple(map(_requirement, filter(None, found)))).matches
 
-    def matches(labels: Mapping[str, str]) -> bool:
-        return all(_holds(labels.get(key), op, value) for key, op, value in checked)
 
-    return matches
+def _requirement(term: "re.Match[str]") -> LabelRequirement:
+    if term["op"]:
+        return LabelRequirement(
+            term["key"], "NotIn" if term["op"] == "!=" else "In", (term["value"],)
+        )
+    return LabelRequirement(term["key"], "DoesNotExist" if term["no"] else "Exists")
 
 
 def check_key(key: str) -> None:
     """Raises BadQuery unless it may be a label's key."""
     if re.fullmatch(_KEY, key) is None:
         raise BadQuery(f'"{key[:80]}" is no label\'s key', "expected one as kubectl shows it")
-
-
-def _holds(found: str | None, op: str, value: str | None) -> bool:
-    match op:
-        case "=" | "==":
-            return found == value
-        case "!=":
-            return found != value
-        case "!":
-            return found is None
-        case _:
-            return found is not None
 
 
 def _order(text: str, columns: Collection[str], *, labels: bool = False) -> _Order:
