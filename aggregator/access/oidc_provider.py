@@ -19,6 +19,7 @@ import jwt
 import msgspec
 
 from aggregator.access.oidc_claims import ClaimRefused
+from aggregator.tls.key_set import KeysError, read_key_set
 from sickbay.regular_file import MOST_SECRET, require_regular_file
 
 T = TypeVar("T")
@@ -286,7 +287,7 @@ def _is_safe(url: str, issuer: str) -> bool:
 def _read_keys(answer: dict[str, Any]) -> Sequence[jwt.PyJWK]:
     """The keys for signatures."""
     try:
-        published = jwt.PyJWKSet.from_dict(answer)
-    except (jwt.PyJWTError, TypeError, ValueError) as error:
+        published = read_key_set(answer, ALGORITHMS)
+    except KeysError as error:
         raise ProviderAway(f"it publishes no key that verifies an ID token: {error}") from error
     return [key for key in published if key.public_key_use in (None, "sig")]

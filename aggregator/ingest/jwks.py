@@ -20,6 +20,7 @@ import jwt
 from aggregator.cluster.port import ClusterError
 from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.runtime.backoff import Backoff
+from aggregator.tls.key_set import KeysError, read_key_set
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +39,6 @@ MAX_AGE = 3600.0
 FETCH_TIMEOUT = 10.0
 
 
-class KeysError(Exception):
-    """The published document is no set of keys that we can use."""
-
-
 @dataclass(frozen=True, slots=True)
 class KeySet:
     """The current signing keys, by their ``kid``."""
@@ -52,28 +49,12 @@ class KeySet:
 
 
 def read_keys(issuer: str, text: str) -> KeySet:
-    """``text`` is a JWKS. Keys that we can't verify with are left out; a set without others is
-    refused.
-    """
-    try:
-        listed = json.loads(text)["keys"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise KeysError(f"the published document is not a key set: {error!r}") from None
-    keys = {key.key_id: key for key in map(_read_key, listed) if key is not None and key.key_id}
+    """``text`` is a JWKS. Raises KeysError, and ValueError for other text."""
+    usable = read_key_set(json.loads(text), ALGORITHMS)
+    keys = {str(key.key_id): key for key in usable if key.key_id}
     if not keys:
-        raise KeysError(f"no key is published that signs with one of {', '.join(ALGORITHMS)}")
+        raise KeysError("no key is published with an id")
     return KeySet(issuer, text, keys)
-
-
-def _read_key(listed: object) -> jwt.PyJWK | None:
-    if not isinstance(listed, dict) or listed.get("kty") not in {"RSA", "EC"}:
-        return None
-    try:
-        key = jwt.PyJWK(listed)
-    except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("a published key can't be used", extra={"error": repr(error)})
-        return None
-    return key if key.algorithm_name in ALGORITHMS else None
 
 
 class JwksCache:
@@ -103,7 +84,7 @@ class JwksCache:
             self._set = read_keys(str(saved["issuer"]), json.dumps(saved["jwks"]))
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, KeysError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning(
                 "the keys kept on disk can't be used; requesting those of the API server",
                 extra={"file": str(self._cache), "error": str(error)},
@@ -160,7 +141,7 @@ class JwksCache:
             async with asyncio.timeout(FETCH_TIMEOUT):
                 issuer, text = await self._fetch()
             fresh = read_keys(issuer, text)
-        except (ClusterError, OSError, ValueError, KeysError) as error:
+        except (ClusterError, OSError, ValueError) as error:
             self._failures += 1
             self.trouble = str(error) or type(error).__name__
             log.warning(

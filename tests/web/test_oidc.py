@@ -376,6 +376,7 @@ async def test_a_refusal_of_the_issuer_is_shown_as_text(site: Site) -> None:
         ("metadata", {"jwks_uri": "https://["}, "no usable jwks_uri"),
         ("metadata", {"token_endpoint": ["https://a.test"]}, "at `$.token_endpoint`"),
         ("jwks", {"keys": [{"kty": ["RSA"]}, {"kty": {}}, 3]}, "publishes no key"),
+        ("jwks", {"keys": [{"kty": "oct"}]}, "publishes no key"),
     ],
 )
 async def test_an_answer_of_the_issuer_that_has_no_sense_is_named(
