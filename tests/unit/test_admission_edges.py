@@ -271,7 +271,7 @@ def test_a_rate_that_was_reached_cools_the_fleet_down_without_an_admission() -> 
     record = entries("m1", at=NOW)
     found = at(proposal(), record=record, limits=limits)
     assert found.record.cooldowns == {
-        FLEET: Cooldown(NOW, "1 nodes were admitted within 10m; the limit is 1", spare=0)
+        FLEET: Cooldown(NOW, "1 node was admitted within 10m; the limit is 1", spare=0)
     }
     assert found.record.entries == record.entries
     assert at(proposal(), record=record, limits=replace(limits, cooldown=0.0)).record is record

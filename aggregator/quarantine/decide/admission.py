@@ -381,7 +381,8 @@ class AdmissionBatch:
         else:
             key = "new_per_window_percent"
             allowed = f"{limits.new_per_window_percent:g} % of {nodes} allow {share}"
-        reason = f"{self._lately} nodes were admitted within {span(limits.window)}; {allowed}"
+        many = "1 node was" if self._lately == 1 else f"{self._lately} nodes were"
+        reason = f"{many} admitted within {span(limits.window)}; {allowed}"
         return self._trip_rate(proposal, FLEET, held_by(limits, key, reason, spare=spare))
 
     def _pool_too_fast(self, proposal: Proposal) -> Held | None:
