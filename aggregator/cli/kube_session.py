@@ -36,7 +36,8 @@ class KubeSession:
         if not sources.in_cluster and not sources.has_file:
             raise UsageError(
                 f"there is no kubeconfig at {sources.path}, and this is no pod with a service "
-                "account; expected --kubeconfig FILE, or --local DATABASE without Kubernetes"
+                "account; expected --kubeconfig FILE, or without Kubernetes --url to read and "
+                "--local DATABASE to act"
             )
         self._sources = sources
         self._loop = asyncio.new_event_loop()

@@ -325,7 +325,7 @@ async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
     done = await sickbay("resume", HOME=str(tmp_path), KUBECONFIG="")
     assert done.code == 2
     assert f"no kubeconfig at {tmp_path}/.kube/config" in done.err
-    assert "expected --kubeconfig FILE, or --local DATABASE" in done.err
+    assert "expected --kubeconfig FILE, or without Kubernetes --url to read" in done.err
     assert "Traceback" not in done.err
 
 
