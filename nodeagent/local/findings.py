@@ -35,11 +35,16 @@ class Result:
     age: float | None = None
 
 
-#: Faults that last until a reset or a boot, and of which none is due: the shipped policy observes
-#: them. A Slurm node that was drained for one would lose work that still runs.
+#: Faults that last until a reset, a boot or a person's word, and of which none is due: the shipped
+#: policy observes them. A Slurm node that was drained for one would lose work that still runs.
 OBSERVED = frozenset(
-    {"xid:63", "xid:94", "xid:171", "xid:172", "kernel-oops:bug", "kernel-oops:oops"}
+    {"kernel-oops:bug", "kernel-oops:oops", "kernel-oops:panic", "disk-io:suspended"}
+    | {"gpu-off-bus", "ecc-uncorrectable"}  # gpu-inventory and the Xid show what came of it
+    | {f"xid:{code}" for code in (61, 63, 65, 73, 81, 87, 90, 91, 94, 138, 171, 172)}
+    | {f"xid:{code}" for code in (*range(111, 119), *range(122, 126))}
 )
+#: The same for one occurrence.
+DISPUTED = "xid:109"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class Latched:
         if self.historical:
             return Status.OK
         mild = self.cleared_by is ClearedBy.EXPIRY or self.code in OBSERVED
+        mild |= self.code == DISPUTED and self.count < 2
         return Status.DEGRADED if mild else Status.FAILED
 
 

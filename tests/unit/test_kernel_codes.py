@@ -7,7 +7,9 @@ import pytest
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import Rule
 from nodeagent.checks import xid_codes
-from nodeagent.local.findings import OBSERVED
+from nodeagent.checks.kernel_lines import ROWS
+from nodeagent.local.findings import DISPUTED, OBSERVED, Latched
+from nodeagent.model import ClearedBy, Status
 from nodeagent.terminal.kmsg_file import decode_file
 from tests.agent.kernel_log import FIXTURES
 from tests.support.replica import POLICY
@@ -79,7 +81,27 @@ def test_the_action_for_codes_that_the_published_catalogue_lacks(code: str, acti
     assert {rule.action for rule in rules_for(code)} == {action}
 
 
+def alone(code: str) -> set[str]:
+    """The actions for one occurrence that nothing else confirms."""
+    rules = (rule for rule in rules_for(code) if rule.min_count <= 1 and not rule.confirmed_by)
+    return {rule.action for rule in rules}
+
+
 def test_the_faults_that_fail_no_slurm_node_are_observed_by_the_shipped_rules() -> None:
-    for code in OBSERVED:
-        actions = {rule.action for rule in rules_for(code) if rule.min_count <= 1}
-        assert actions == {"observe"}, code
+    for code in (*OBSERVED, DISPUTED):
+        assert alone(code) == {"observe"}, code
+
+
+def test_no_fault_that_the_shipped_rules_observe_fails_a_slurm_node() -> None:
+    ends = [(f"{name}:{row.kind}", row.clears) for name, rows in ROWS.items() for row in rows]
+    ends += [("gpu-off-bus", ClearedBy.REBOOT), ("ecc-uncorrectable", ClearedBy.GPU_RESET)]
+    ends += [(f"xid:{code}", xid_codes.cleared_by(code)) for code in range(1, 1000)]
+    failing = [
+        code
+        for code, end in ends
+        if Latched(code, "x", "", "", 1, 0.0, 0.0, end).status is Status.FAILED
+    ]
+    assert {"xid:79", "xid:95", "nvidia-driver:init-failed"} <= {*failing}
+    assert [code for code in failing if alone(code) == {"observe"}] == []
+    twice = Latched(DISPUTED, "x", "", "", 2, 0.0, 0.0, ClearedBy.GPU_RESET)
+    assert twice.status is Status.FAILED
