@@ -157,6 +157,7 @@ def _command_check(options: "argparse.Namespace", environ: Mapping[str, str]) ->
 
     def print_findings(findings: Findings) -> int:
         if options.slurm:
+            findings = findings.of_this_node()
             _write(sys.stdout, report.slurm_line(findings) + "\n")
         elif options.output == "json":
             print(report.as_json(findings.as_json()))

@@ -5,7 +5,7 @@ Keys are only added. Ages are seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.dataclass import dataclass
@@ -45,6 +45,11 @@ OBSERVED = frozenset(
 )
 #: The same for one occurrence.
 DISPUTED = "xid:109"
+#: Checks of servers that other nodes use, too, or of what waits for them. A server that fails would
+#: drain each Slurm node.
+_OF_SERVERS = frozenset(
+    {"clock", "disk-mounts", "dns", "peers", "pod-network", "processes", "reach"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,12 @@ class Findings:
         """The worst of results and faults; ok when there are none."""
         return max((item.status for item in self.ranked()), key=rank, default=Status.OK)
 
+    def of_this_node(self) -> "Findings":
+        """The same with failed as degraded where a server or a path may be the cause, which only
+        the aggregator can see, by the other nodes. A mount that is expected here is this node's.
+        """
+        return replace(self, results=[_of_this_node(each) for each in self.results])
+
     def ranked(self) -> list[Result | Latched]:
         """Faults and results, worst first; faults first among equals."""
         everything: list[Result | Latched] = [*self.faults, *self.results]
@@ -108,6 +119,12 @@ class Findings:
             "checks": [_check_json(check) for check in self.checks],
             "notes": list(self.notes),
         }
+
+
+def _of_this_node(result: Result) -> Result:
+    is_a_servers = result.check in _OF_SERVERS and result.reason != "not-mounted"
+    is_failed = result.status is Status.FAILED
+    return replace(result, status=Status.DEGRADED) if is_a_servers and is_failed else result
 
 
 def from_latch(

@@ -73,7 +73,7 @@ def readiness(
     """``without``: components of GPUs that the job does not use. ``released_for``: seconds for
     which the GPU driver is still released, as for a reset, an upgrade or a test.
     """
-    findings = from_latch(latch, now, node=node, source="agent", checks=())
+    findings = from_latch(latch, now, node=node, source="agent", checks=()).of_this_node()
     failed = [
         Against(
             one.check,

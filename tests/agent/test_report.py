@@ -71,3 +71,20 @@ def latched(code: str, ends: ClearedBy) -> Findings:
 def test_the_line_for_slurm_still_counts_each() -> None:
     found = [Result("c", f"eth{n}", Status.FAILED, "r", "no carrier") for n in range(4)]
     assert slurm_line(Findings("n1", "probe", found)) == "sickbay: c eth0: no carrier (and 3 more)"
+
+
+@pytest.mark.parametrize(
+    ("check", "reason", "status"),
+    [
+        ("dns", "timeout", Status.DEGRADED),  # its server fails for every node
+        ("reach", "unreachable", Status.DEGRADED),
+        ("disk-mounts", "hung", Status.DEGRADED),
+        ("processes", "stuck", Status.DEGRADED),  # in a dead filesystem
+        ("disk-mounts", "not-mounted", Status.FAILED),
+        ("nic-link", "link-down", Status.FAILED),
+    ],
+)
+def test_a_server_that_fails_fails_no_node(check: str, reason: str, status: Status) -> None:
+    found = Findings("n1", "probe", [Result(check, "x", Status.FAILED, reason)])
+    assert found.of_this_node().worst is status
+    assert found.worst is Status.FAILED, "for people"
