@@ -39,8 +39,8 @@ _WORST_FIRST = {state: number for number, state in enumerate(WORST_FIRST)}
 
 FILTERS = (
     Param("state", Form.CHOICE, "Only nodes of this state.", "", choices=_STATES),
-    Param("q", Form.TEXT, "Only nodes whose name holds this.", ""),
-    Param("why", Form.TEXT, "Only nodes whose line in words holds this.", ""),
+    Param("q", Form.TEXT, "Only nodes whose name contains this.", ""),
+    Param("why", Form.TEXT, "Only nodes whose line in words contains this.", ""),
     Param("agent", Form.CHOICE, "Only nodes whose agent is so.", "", choices=AGENTS),
     Param(
         "label",
