@@ -50,6 +50,13 @@ class ClusterTooOld(ClusterError):
     """The cluster's version lacks what sickbay needs. Another try would find the same."""
 
 
+def is_refusal(error: ClusterError) -> bool:
+    """Whether the cluster refuses to store the object. A 500 is also a webhook that does not
+    answer.
+    """
+    return isinstance(error, Refused) or error.status == 500
+
+
 class GuardRefused(ClusterError):
     """A guard found that the act is no longer wanted. The request was not sent: decide again."""
 

@@ -12,8 +12,11 @@ from aggregator.cluster.port import (
     Guard,
     NodeMeta,
     Phase,
+    Quarantine,
+    QuarantineSpec,
     RecordText,
     Refused,
+    Unreachable,
 )
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.decide.admission import FleetSize, Proposal
@@ -155,6 +158,33 @@ async def test_a_cluster_that_refuses_for_hours_is_asked_on_and_the_node_is_seen
     refusing = False
     await asyncio.sleep(30)
     assert phase_of(world, "n1") is Phase.DRAINED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Refused("exceeded quota", status=403), Unreachable("failed calling webhook", status=500)],
+)
+@virtual_time.in_virtual_time
+async def test_a_quarantine_that_is_refused_is_an_event_and_leaves_its_place_to_others(
+    error: ClusterError,
+) -> None:
+    class RefusesOne(MemoryCluster):
+        async def create_quarantine(
+            self, node: str, spec: QuarantineSpec, *, guard: Guard
+        ) -> Quarantine:
+            if node == "n1":
+                raise error
+            return await super().create_quarantine(node, spec, guard=guard)
+
+    world = World.of("n1", "n2")
+    settings = replace(SETTINGS, limits=replace(OPEN, concurrent=1))
+    replica = Replica(world, clock=Running(), settings=settings, cluster=RefusesOne(world))
+    replica.agent("n1", ILL)
+    await asyncio.sleep(90)
+    assert replica.notes.kinds("n1").count("quarantine.marks_missing") == 1
+    replica.agent("n2", ILL)
+    await asyncio.sleep(30)
+    assert phase_of(world, "n2") is Phase.DRAINED
 
 
 @virtual_time.in_virtual_time

@@ -577,16 +577,24 @@ async def test_what_will_not_pass_by_itself_is_tried_seldom(bench: Bench, error:
 
 
 @pytest.mark.parametrize(
-    ("phase", "step", "kind"),
+    ("phase", "step", "kind", "error"),
     [
-        (Phase.ADMITTED, MarkStep.CORDON, EventKind.MARKS_MISSING),
-        (Phase.CORDONED, ReleaseStep.UNDO, EventKind.RELEASE_HELD),
-        (Phase.DRAINING, DrainStep.DRAIN, None),
+        (None, AdmissionStep.CREATE, EventKind.MARKS_MISSING, Refused("exceeded quota")),
+        (None, AdmissionStep.FORCE, EventKind.MARKS_MISSING, NotFound("no definition")),
+        (None, AdmissionStep.FORGET, None, Unreachable("no answer")),
+        (Phase.ADMITTED, MarkStep.CORDON, EventKind.MARKS_MISSING, Unreachable("exited with 3")),
+        (Phase.ADMITTED, MarkStep.CORDON, EventKind.MARKS_MISSING, ValueError("a bug")),
+        (Phase.CORDONED, ReleaseStep.UNDO, EventKind.RELEASE_HELD, Unreachable("no answer")),
+        (Phase.DRAINING, DrainStep.DRAIN, None, Unreachable("no answer")),
     ],
 )
 @played_by(play_bench)
 async def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
-    bench: Bench, phase: Phase, step: enum.StrEnum, kind: EventKind | None
+    bench: Bench,
+    phase: Phase | None,
+    step: enum.StrEnum,
+    kind: EventKind | None,
+    error: Exception,
 ) -> None:
     reported: list[tuple[float, EventKind, str]] = []
 
@@ -594,15 +602,13 @@ async def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
         reported.append((bench.loop.time() - begun, kind, text))
 
     bench.made._reads.acts.emit_event = emit_event
-    set_fields(bench.node_state, quarantine=quarantine(phase))
-    for errors in (6, 40, 40):
+    set_fields(bench.node_state, quarantine=quarantine(phase) if phase else None)
+    for errors in (3, 40, 40):
         begun, bench.step = bench.loop.time(), NextStep(step)
-        await fail(bench, *(Unreachable("exited with 3: no") for _ in range(errors)))
+        await fail(bench, *[error] * errors)
     assert [one for _, one, _ in reported] == [kind, kind] * (kind is not None)
     assert all(60.0 <= at <= 75.0 for at, _, _ in reported)
-    assert all(
-        text.endswith("fails, and is tried again: exited with 3: no") for *_, text in reported
-    )
+    assert all(text.endswith(f"fails, and is tried again: {error}") for *_, text in reported)
 
 
 @played_by(play_bench)
@@ -621,7 +627,7 @@ async def test_an_error_is_shown_while_it_lasts(bench: Bench) -> None:
 @played_by(play_bench)
 async def test_a_second_read_that_fails_is_shown_too(bench: Bench) -> None:
     bench.answers["reread"] = ClusterError("no answer either")
-    await bench.made._after_failure(bench.node_state, 0, "x", reread=True)
+    await bench.made._after_failure(bench.node_state, 0, Conflict("x"))
     assert bench.node_state.work.last_error == "no answer either"
     assert bench.node_state.work.is_queued
 

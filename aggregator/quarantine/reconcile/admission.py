@@ -13,7 +13,7 @@ from dataclasses import replace
 from attrs import define
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import ClusterError, Conflict, Node, Phase, Quarantine
+from aggregator.cluster.port import ClusterError, Conflict, Node, Phase, Quarantine, is_refusal
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.cordon import CordonActions
@@ -214,8 +214,17 @@ class AdmissionReconciler:
             record_generation=self._acts.record_writer.record.generation,
             installation=self._acts.cluster.installation,
         )
-        create, guard = self._acts.cluster.create_quarantine, self._acts.guard(node_state)
-        quarantine = await create(node_state.node, spec, guard=guard)
+        writer, guard = self._acts.record_writer, self._acts.guard(node_state)
+        entry, create = (
+            writer.record.entries.get(node_state.node),
+            self._acts.cluster.create_quarantine,
+        )
+        try:
+            quarantine = await create(node_state.node, spec, guard=guard)
+        except ClusterError as error:
+            if is_refusal(error):
+                await writer.withdraw(entry)  # another node may have its place
+            raise
         node_state.own_quarantine_view().note_restored(quarantine.uid)
         node_state.wrote(quarantine)
         try:

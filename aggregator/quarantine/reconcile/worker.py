@@ -27,6 +27,7 @@ from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.release import ReleaseActions
+from aggregator.quarantine.decide.admission import AdmissionStep
 from aggregator.quarantine.decide.plans.release import ReleaseStep
 from aggregator.quarantine.decide.plans.step import WAIT, NextStep, Pause
 from aggregator.quarantine.drain.drainer import Drainer
@@ -148,6 +149,7 @@ _RELEASE_WAIT = 5.0
 _LOGGED_FROM = 2
 #: A cordon or a release that has failed for so long (seconds) is an event.
 _REPORTED_AFTER = 60.0
+_BEGINS = (AdmissionStep.FORCE, AdmissionStep.PROPOSE, AdmissionStep.CREATE)
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -174,39 +176,18 @@ class NodeWorker:
             node_state.work.start(task)
 
     async def reconcile(self, node_state: NodeState) -> None:
-        failures, logged, after = 0, "", partial(self._after_failure, node_state)
-        clock, report_at = asyncio.get_running_loop().time, 0.0
+        failures, report_at, clock = 0, 0.0, asyncio.get_running_loop().time
         while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.take_queued()
             self._queue.evaluate_due(node_state)
             try:
                 done = await self._one_step(node_state)
-            except Conflict:
-                failures = await after(failures, "changed in between", reread=True)
-            except (NotFound, GuardRefused) as error:
-                # A guard's inputs are known here: only NotFound needs a read.
-                failures = await after(failures, str(error), reread=isinstance(error, NotFound))
-            except ClusterError as error:
-                failures += 5 * isinstance(error, Refused)  # retried for as long as it takes
-                if failures >= _LOGGED_FROM and str(error) != logged:
-                    logged = str(error)
-                    log.warning(
-                        "step of a node failed",
-                        extra={"event": "step.failed", "node": node_state.node, "error": logged},
-                    )
+            except Exception as error:  # noqa: BLE001 - the task's edge: no bug leaves a node stuck
                 report_at = report_at or clock() + _REPORTED_AFTER
                 if clock() >= report_at:
                     report_at = float("inf")  # once, until a step succeeds
-                    self._report_failing(node_state, str(error))
-                failures = await after(failures, str(error), at_least=error.retry_after)
-            except Exception as error:  # the task's edge: a bug must leave no node stuck
-                text = f"unexpected, and tried again: {error!r}"
-                if text != node_state.work.last_error:
-                    log.exception(
-                        "step of a node raised an unexpected error",
-                        extra={"event": "step.error", "node": node_state.node},
-                    )
-                failures = await after(failures + 5, text)
+                    self._report_failing(node_state, error)
+                failures = await self._after_failure(node_state, failures, error)
             else:
                 failures, report_at = 0, 0.0
                 node_state.work.set_error("")
@@ -215,34 +196,45 @@ class NodeWorker:
                 else:
                     node_state.work.queue()
 
-    def _report_failing(self, node_state: NodeState, error: str) -> None:
+    def _report_failing(self, node_state: NodeState, error: Exception) -> None:
         """Report to people a node that a failing step keeps in service, or out of it."""
         quarantine = node_state.quarantine
-        if quarantine is None:
-            return
-        if self._is_way_out(node_state):
+        _, step = self._plan(node_state, quarantine)
+        if isinstance(step.do, ReleaseStep):
             kind, what = EventKind.RELEASE_HELD, "its release"
-        elif quarantine.status.phase is Phase.ADMITTED:
+        elif step.do in _BEGINS or (quarantine and quarantine.status.phase is Phase.ADMITTED):
             kind, what = EventKind.MARKS_MISSING, "the step that takes it out of service"
         else:
             return  # a drain that does not go on has reports of its own
         text = f"{what} fails, and is tried again: {error}"
         self._reads.acts.emit_event(node_state, kind, text)
 
-    async def _after_failure(
-        self,
-        node_state: NodeState,
-        failures: int,
-        error: str,
-        *,
-        reread: bool = False,
-        at_least: float | None = None,
-    ) -> int:
-        """Wait with full jitter, then read the present state."""
+    async def _after_failure(self, node_state: NodeState, failures: int, error: Exception) -> int:
+        """Wait with full jitter, then read the present state; a guard's inputs are known here."""
+        reread, text = isinstance(error, Conflict | NotFound), str(error)
+        node, at_least = node_state.node, 0.0
+        if not isinstance(error, ClusterError):
+            failures, text = failures + 5, f"unexpected, and tried again: {error!r}"
+            if text != node_state.work.last_error:
+                log.error(
+                    "step of a node raised an unexpected error",
+                    exc_info=error,
+                    extra={"event": "step.error", "node": node},
+                )
+        elif isinstance(error, Conflict):
+            text = "changed in between"
+        elif not isinstance(error, NotFound | GuardRefused):
+            failures += 5 * isinstance(error, Refused)  # retried for as long as it takes
+            at_least, is_other = error.retry_after or 0.0, text != node_state.work.last_error
+            if failures == _LOGGED_FROM or (failures > _LOGGED_FROM and is_other):
+                log.warning(
+                    "step of a node failed",
+                    extra={"event": "step.failed", "node": node, "error": text},
+                )
         if not reread or failures > 2:
-            node_state.work.set_error(error)
+            node_state.work.set_error(text)
         pause = _BACKOFF.pause(failures + 1, self._rng) if not reread or failures else 0.0
-        await self._back_off(node_state, pause, at_least or 0.0)
+        await self._back_off(node_state, pause, at_least)
         if reread:
             try:
                 await self._reads.acts.reread(node_state)
