@@ -15,6 +15,7 @@ from aggregator.cluster.port import (
     Phase,
     Quarantine,
     QuarantineStatus,
+    Refused,
     RepairState,
     RepairStatus,
     Unreachable,
@@ -485,6 +486,24 @@ async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
     racks = [site.world.nodes[one.node].labels.get("rack") for one in site.shop.orders]
     assert sorted(racks, key=str) == ["7", None]
     await site.settles(lambda: len([o for o in site.shop.orders if o.repair == "reboot"]) == 3)
+    site.check()
+
+
+@pytest.mark.parametrize("call", ["create_operation", "write_operation"])
+async def test_a_repair_whose_operation_is_refused_leaves_its_place_to_others(call: str) -> None:
+    tries, refused = 0, True
+
+    def fails(name: str) -> Refused | None:
+        nonlocal tries
+        tries += name == call
+        return Refused("exceeded quota") if refused and name == call else None
+
+    site = Site()
+    site.start(fails=fails)
+    await site.settles(lambda: tries > 3)
+    assert not parse_record(site.world.record.text).operations
+    refused = False
+    await site.settles(lambda: site.shop.orders)
     site.check()
 
 

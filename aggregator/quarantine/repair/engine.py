@@ -15,6 +15,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.operations import attempt_of, cancelled
 from aggregator.cluster.port import (
     BUSY,
+    ClusterError,
     Conflict,
     GuardRefused,
     GuardUnreadable,
@@ -22,6 +23,7 @@ from aggregator.cluster.port import (
     Operations,
     RepairAttempt,
     RepairState,
+    is_refusal,
 )
 from aggregator.policy.repairs import NEEDS_PERSON, TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -148,13 +150,23 @@ class OperationEngine:
         if attempt is None or not await self._reserve(case, attempt, step):
             return
         await case.beginning_guard(attempt)()
-        there = await self._open(case, attempt, step.because)
-        await case.beginning_guard(attempt)()  # the object took its time
-        await case.note_beginning(attempt)
-        await self._operations.write_status(there, case.begun_status(attempt))
+        try:
+            there = await self._open(case, attempt, step.because)
+            await case.beginning_guard(attempt)()  # the object took its time
+            await case.note_beginning(attempt)
+            await self._operations.write_status(there, case.begun_status(attempt))
+        except ClusterError as error:
+            if is_refusal(error) and not await self._has_begun(attempt):
+                await self.record_writer.end_operation(attempt.operation)  # others may begin
+            raise
         self._sent[attempt.operation] = False
         case.begun(attempt, step.because)
         await self._send(case, attempt, read_at)
+
+    async def _has_begun(self, attempt: RepairAttempt) -> bool:
+        """Whether it has begun by another process, which may have ordered it."""
+        there = await self._operations.read(attempt.name)
+        return there is not None and there.status.phase is not RepairState.PENDING
 
     async def _open(self, case: OperationCase, attempt: RepairAttempt, because: str) -> Operation:
         """The operation, certainly not ordered: a person's request, or made here or by a process
