@@ -16,6 +16,7 @@ from aggregator.cluster.port import (
     Blocker,
     Cluster,
     ClusterError,
+    EvictedWorkload,
     GuardRefused,
     MarksStatus,
     Phase,
@@ -534,7 +535,7 @@ async def test_without_a_node_a_quarantine_says_so_once(
     assert bench.now().version == before
 
 
-async def test_on_another_node_nothing_of_the_one_before_is_told(bench: Bench) -> None:
+async def test_on_another_node_only_what_counts_beyond_the_one_before_is_kept(bench: Bench) -> None:
     kept: dict[str, Any] = {
         "node_uid": "old",
         "admitted_at": 1.0,
@@ -544,6 +545,7 @@ async def test_on_another_node_nothing_of_the_one_before_is_told(bench: Bench) -
         "uncordoned_at": 2.0,
         "recordons": 3,
         "evictions_held_until": 4.0,
+        "evicted_workloads": (EvictedWorkload("train", 5.0),),
     }
     known = bench.stands(
         made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)

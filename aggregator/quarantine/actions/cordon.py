@@ -215,6 +215,7 @@ class CordonActions:
             uncordoned_at=quarantine.status.uncordoned_at,
             recordons=quarantine.status.recordons,
             evictions_held_until=quarantine.status.evictions_held_until,
+            evicted_workloads=quarantine.status.evicted_workloads,  # they count for the fleet
             marks=MarksStatus(ALL_MARKS, since=self._acts.clocks.wall()),
             repair=quarantine.status.repair,  # an order under way is not forgotten with the Node
         )
