@@ -224,8 +224,12 @@ async def test_no_act_begins_on_a_node_that_is_being_released(bench: Bench) -> N
         assert guard.lost() == "n1 is being released", "a program that runs ends, too"
         with pytest.raises(GuardRefused, match="being released"):
             await guard()
+    bench.stands(made())
+    late = bench.acts.guard(bench.node_state)
     bench.node_state.own_quarantine_view().drop()
     assert guard.lost() == "the quarantine of n1 is gone", "a release may end between two looks"
+    with pytest.raises(GuardRefused, match="is gone"):
+        await late()
 
 
 async def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more(

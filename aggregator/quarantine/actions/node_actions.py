@@ -122,15 +122,14 @@ class NodeActions(NodeReports):
         own. ``against`` is the act's own check. ``fresh``: a read that is repeated where it is too
         old. Requests that undo or report take none.
         """
-        uid = ""
+        decided_on = node_state.quarantine
 
         def released() -> str:
-            nonlocal uid
             known = node_state.quarantine
-            if known is None or uid not in ("", known.uid):
-                # The release may have ended between two calls.
-                return f"the quarantine of {node_state.node} is gone" if uid else ""
-            uid = known.uid
+            if decided_on is not None and (known is None or known.uid != decided_on.uid):
+                return f"the quarantine of {node_state.node} is gone"
+            if known is None:
+                return ""
             ends = known.deleting or known.status.phase is Phase.RELEASING
             return f"{node_state.node} is being released" if ends else ""
 
