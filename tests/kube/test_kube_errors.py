@@ -9,7 +9,15 @@ import pytest
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure, parse_failure
 from aggregator.cluster.kubernetes.evictions import read_refusal
-from aggregator.cluster.port import ClusterError, Conflict, Evicted, NotFound, Refused, Unreachable
+from aggregator.cluster.port import (
+    AdmissionRefused,
+    ClusterError,
+    Conflict,
+    Evicted,
+    NotFound,
+    Refused,
+    Unreachable,
+)
 from tests.support.present import of_type
 
 
@@ -121,10 +129,11 @@ def test_a_pod_of_an_ending_namespace_is_blocked_and_not_forbidden() -> None:
     assert "pods may not be evicted here" in forbidden.message
 
 
-@pytest.mark.parametrize("code", [400, 401, 403, 409, 422, 429])
-def test_what_admission_denies_is_about_the_pod_whatever_its_code(code: int) -> None:
+@pytest.mark.parametrize("code", [400, 401, 403, 404, 409, 422, 429])
+def test_what_admission_denies_is_a_refusal_whatever_its_code(code: int) -> None:
     denied = failure(code, message='admission webhook "x" denied the request: no')
     assert read_refusal(denied).outcome is Evicted.REJECTED
+    assert type(denied.error()) is AdmissionRefused, "it is neither gone nor changed"
 
 
 def test_a_webhook_that_cannot_be_called_may_pass_and_is_about_the_pod() -> None:

@@ -4,7 +4,7 @@ from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, decode
 from aggregator.cluster.kubernetes.transport import Transport, encode
-from aggregator.cluster.port import Conflict, Guard
+from aggregator.cluster.port import Conflict, Guard, NotFound
 
 
 async def request_deletion(
@@ -30,9 +30,9 @@ async def request_deletion(
         options["propagationPolicy"] = propagation
     answer = await transport.try_request("DELETE", path, lane, body=encode(options), guard=guard)
     if isinstance(answer, Failure):
-        if answer.code == 404:
+        if isinstance(error := answer.error(), NotFound):
             return None
-        raise answer.error()
+        raise error
     # A finalizer holds it: the object comes back. Else a Status, whose metadata is empty.
     meta = decode(answer, PartialObjectMetadata).metadata
     return meta if meta.uid == uid else None

@@ -84,6 +84,8 @@ class Failure:
         return self._kind()(text, status=self.code, retry_after=self.retry_after)
 
     def _kind(self) -> type[ClusterError]:
+        if self.of_admission and self.code < 500:
+            return AdmissionRefused  # its 404 or 409 is not about the object
         if self.code == 404:
             return NotFound
         if self.code == 409 or self.of_a_namesake:
@@ -91,7 +93,7 @@ class Failure:
         # 408 and 410 (an expired resource version) pass when the request is sent again.
         if self.code in {408, 410, 429} or self.code >= 500:
             return Unreachable
-        return AdmissionRefused if self.of_admission else Refused
+        return Refused
 
 
 def parse_failure(request: str, code: int, headers: Mapping[str, str], body: bytes) -> Failure:
