@@ -637,6 +637,14 @@ async def test_a_hook_is_asked_again_ever_later_and_as_it_asks(bench: Hooked) ->
     assert {limit for _, limit, _ in bench.asked} == {10_000.0}
 
 
+@played_by(on_hooked, pre_evict_timeout=100.0)
+async def test_a_delay_that_a_hook_names_delays_no_report_that_it_is_late(bench: Hooked) -> None:
+    bench.stands(made(Phase.DRAINING))
+    bench.answers = [replace(LATER, retry_after=3600.0), LATER, DONE]
+    assert await bench.made.before_evictions(bench.node_state, bench.still) is True
+    assert bench.spaced() == [100, 2]
+
+
 @pytest.mark.parametrize("limit", [8.0, 13.0, 16.0, 19.0, 33.0])
 def test_a_late_hook_is_reported_with_the_first_answer_after_its_time(limit: float) -> None:
     async def test(bench: Hooked) -> None:

@@ -135,8 +135,10 @@ class HookRunner:
                 written_at = self._acts.clocks.now()
                 if newly:
                     self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", message_text)
-            calls += 1
-            pause = max(_BACKOFF.pause(calls, self._rng), answer.retry_after or 0.0)
+            calls, named = calls + 1, answer.retry_after or 0.0
+            if not late:  # whether it was done in its time is reported in time
+                named = min(named, left)
+            pause = max(_BACKOFF.pause(calls, self._rng), named)
             if late or not self._rules.go_on:
                 left = pause
             await while_in_force(node_state, asyncio.sleep(min(pause, max(left, 0.1))), still)
