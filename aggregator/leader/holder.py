@@ -17,8 +17,6 @@ from aggregator.leader.lease import (
 
 log = logging.getLogger("sickbay.leader")
 
-#: The longest pause in seconds, even if the store requests more.
-_LONGEST_PAUSE = 60.0
 #: After a request that failed at once (seconds).
 _FAILURE_PAUSE = 1.0
 #: Another's Lease is read again this long after it has expired: not a rounding error too early.
@@ -112,7 +110,7 @@ class LeaseHolder:
             next_at = began + (self._times.retry_period if failure is None else _FAILURE_PAUSE)
             earliest = began
             if failure is not None and failure.retry_after is not None:
-                earliest = self._clock() + min(failure.retry_after, _LONGEST_PAUSE)
+                earliest = self._clock() + failure.retry_after
                 next_at = max(next_at, earliest)
             if earliest < (expired := self._election.expires_at() + _JUST_AFTER) < next_at:
                 next_at = expired

@@ -18,6 +18,8 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 
+#: Nothing waits longer because a server requested it.
+LONGEST_PAUSE_S = 60.0
 #: Cause of a 429 that is about one pod's PodDisruptionBudget, and not about overload.
 DISRUPTION_BUDGET = "DisruptionBudget"
 
@@ -117,8 +119,9 @@ def retry_after_s(value: str | None) -> float | None:
     """Seconds of a Retry-After header, or None without one.
 
     The API server sends whole seconds. The other form, a date, comes from proxies alone and needs
-    their clock to be ours, so that it counts as one second.
+    their clock to be ours, so that it counts as one second. A proxy that names a day stops no act
+    and no watch for so long; the error's text has what it named.
     """
     if value is None:
         return None
-    return float(value) if value.strip().isdecimal() else 1.0
+    return min(float(value), LONGEST_PAUSE_S) if value.strip().isdecimal() else 1.0

@@ -39,8 +39,6 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-#: A server that requests more than this gets this; the error still states what it requested.
-_LONGEST_PAUSE_S = 60.0
 #: Credentials that the server refused are read again at most this often.
 _RELOAD_EVERY_S = 10.0
 #: Connections that were replaced are closed after this: watches on old credentials then reconnect,
@@ -339,7 +337,7 @@ class Transport:
             self.counters.throttled += 1
         if failure.retry_after is not None and failure.code in {429, 503}:
             # Jitter, as every client that was refused got the same pause.
-            pause = min(failure.retry_after, _LONGEST_PAUSE_S) * self._rng.uniform(1.0, 1.25)
+            pause = failure.retry_after * self._rng.uniform(1.0, 1.25)
             self._limiter.pause(pause)
             _LOG.warning(
                 "the API server is busy, pausing %.1f s: %s",
