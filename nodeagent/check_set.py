@@ -78,9 +78,11 @@ class CheckSet:
 
 def is_excluded(component: str, settings: CheckSettings | None) -> bool:
     """Whether the option ``exclude`` of its check names a mount, a port, or a port's device."""
-    patterns = settings.options.get("exclude", ()) if settings else ()
+    patterns = settings.options.get("exclude") if settings else None
+    if not isinstance(patterns, tuple):
+        return False  # of a third party's check it may be anything
     names = component, component.partition("/")[0]
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    return any(fnmatch.fnmatchcase(name, str(each)) for name in names for each in patterns)
 
 
 def unnamed(before: Config, after: Config) -> dict[str, frozenset[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nodeagent.check_set import CheckSet, unnamed
+from nodeagent.check_set import CheckSet, is_excluded, unnamed
 from nodeagent.config.reload import Reloader
 from nodeagent.config.settings import CheckSettings, Config, ConfigError, default, load
 from nodeagent.configfile.toml_table import Problem
@@ -106,6 +106,12 @@ def test_a_check_that_is_turned_off_runs_no_more_and_says_why(
     check_set.follow(changed(config, "disk-space", on=False))
     assert "disk-space" not in check_set.names
     assert check_set.off["disk-space"] == "off by configuration (checks.disk-space.on)"
+
+
+def test_a_third_partys_option_of_that_name_excludes_nothing() -> None:
+    options = CheckSettings(on=True, interval=1.0, deadline=1.0, options={"exclude": "eth*"})
+    assert not is_excluded("eth0", options)
+    assert is_excluded("eth0", replace(options, options={"exclude": ("eth*",)}))
 
 
 def test_a_target_that_is_named_no_longer_is_known_by_its_component(tmp_path: Path) -> None:
