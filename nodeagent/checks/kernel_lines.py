@@ -25,9 +25,10 @@ TABLE = Path(__file__).with_suffix(".toml")
 
 _PCI_PREFIX = re.compile(
     rb"(?P<driver>[\w.-]{1,40}) (?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
-    # Until Linux 4.19 a port's service; an interface or RDMA device; a function, its line and task.
+    # Until Linux 4.19 a port's service; an interface or RDMA device; the address once more (mlx5
+    # until 5.0), a function, its line and task.
     rb"(?::pcie\d{2,3})?(?: (?:[^\s:/()\\]{1,32}|\(unnamed net_device\)))?(?: \(\w{1,16}\))?: "
-    rb"(?:\w{1,60}:\d{1,6}:\(pid \d{1,10}\): )?"
+    rb"(?:(?:[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]:)?\w{1,60}:\d{1,6}:\(pid \d{1,10}\): )?"
 )
 # Before the name may be the driver and its device on another bus than PCI ("virtio1").
 _INTERFACE_PREFIX = re.compile(
