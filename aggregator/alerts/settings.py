@@ -56,10 +56,12 @@ Name = Annotated[
     str, shaped(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name: small letters, digits and '-'")
 ]
 Moment = Annotated[float, BeforeValidator(moment)]
-Patterns = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1)
+]
 Severity = Literal["critical", "warning", "info"]
 GroupKeys = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
-LabelPatterns = Annotated[Mapping[LabelKey, str], Field(strict=False)]
+LabelPatterns = Annotated[Mapping[LabelKey, str], Field(strict=False, min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Matchers(SectionDataclass):
     default (docs/reference/events.md), with ``owners`` ``job.stopped``, ``work.blocked`` and
     ``work.forced``; a silence has every kind.
     """
-    severity: Annotated[tuple[Severity, ...], Field(strict=False)] = ()
+    severity: Annotated[tuple[Severity, ...], Field(strict=False, min_length=1)] = ()
     """``critical``, ``warning``, ``info``; by default all."""
     pools: Patterns = ()
     """The pool: ``limits.pool_label`` (docs/limits.md), without it that of ``pools``
@@ -108,7 +110,7 @@ class Matchers(SectionDataclass):
     """A rule of the node's open incidents."""
     labels: LabelPatterns = field(default_factory=dict)
     """Labels of the node: ``{topology.kubernetes.io/rack: "r1*"}``."""
-    owners: Patterns = ()
+    owners: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ()
     """The owner of the pod (docs/alerts.md#owners-of-affected-jobs) that the alert is about."""
 
 

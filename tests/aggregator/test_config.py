@@ -98,6 +98,13 @@ def test_the_option_that_leads_a_command_to_this_cluster(tmp_path: Path) -> None
     assert local.cluster.how == " --local '/srv/a b.db'"
 
 
+def test_a_route_takes_alerts_about_pods_without_an_owner(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("https://hooks.example.test/x")
+    text = "alerts: {receivers: [{name: a, slack: {url_file: url}}], routes: [{name: r, "
+    config = load(written(tmp_path, f"{LOCAL}{text}receiver: a, owners: ['']}}]}}"))
+    assert config.alerts.routes[0].owners == ("",)
+
+
 def test_values_are_read_in_their_units(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     config = load(
@@ -370,6 +377,10 @@ BAD: list[tuple[str, str]] = [
     (
         "alerts: {routes: [{name: a, receiver: b, kinds: []}]}",
         "alerts.routes[0].kinds: is empty; expected at least one entry",
+    ),
+    (
+        "alerts: {silences: [{nodes: [], until: 2026-12-01T08:00:00Z, reason: x}]}",
+        "alerts.silences[0].nodes: is empty; expected at least one entry",
     ),
     (
         "alerts: {receivers: [{name: a, webhook: {url: 'http://x', secret_file: /no/such}}]}",
