@@ -82,7 +82,7 @@ async def test_the_next_controller_ends_what_was_over_before_it_began(
         await until(lambda: found.count((K.AGENT_SILENT, "silent", "")) > 2)
         assert ("silent", True) not in sent()
         # What is over may be reported again.
-        summary_in(fleet, "back").agent.disconnect()
+        summary_in(fleet, "back").agent.attached = False
         second.record_event(Transition(NOW + 9, K.AGENT_SILENT, "back", "its agent is silent"))
         await until(lambda: sent()[-1] == ("back", False), lambda: (sent(), second.problem))
         await second.close()

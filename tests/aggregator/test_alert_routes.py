@@ -218,7 +218,7 @@ def test_the_fleets_state_knows_labels_pool_rack_and_exemption() -> None:
     labels = {"pool": "h100", "leaf": "l1", RACK: "r1"}
     summary = summary_in(fleet, "n1")
     summary.cluster.take_listed(NodeMeta("n1", "u", labels), 0.0, marked=False)
-    summary.cluster.take_requests(OperatorRequests(exempt_until=NOW))
+    summary.cluster.operator_requests = OperatorRequests(exempt_until=NOW)
     found = FleetContext(fleet, "pool", ("leaf", RACK))("n1")
     assert found == NodeContext(labels, "h100", "r1", (), NOW, "observe")
     assert FleetContext(fleet, "", ("leaf",))("n1").rack == "l1"

@@ -264,7 +264,7 @@ async def test_one_late_read_says_so_too_unless_a_pod_may_be_on_its_way(
     view.quarantine = bench.now()
     if but != "marked by another replica":
         uid = "other" if but == "marked for another quarantine" else "q"
-        view.note_begin(uid, bench.loop.time() - (4.9 if but == "marked later" else 5.0))
+        view.begun = uid, bench.loop.time() - (4.9 if but == "marked later" else 5.0)
     if but == "seen without a mark":
         bare = replace(bench.world.nodes["n1"], labels={})
         view.take_node(bare)

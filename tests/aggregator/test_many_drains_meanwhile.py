@@ -89,7 +89,7 @@ async def test_the_pods_of_a_node_that_was_found_empty_are_read_again_after_5_mi
     world = world_with()
     cluster = Noted(world)
     replica = await marked(world, cluster)
-    replica.fleet.node_summaries["n1"].work.note_poll(0.0)
+    replica.fleet.node_summaries["n1"].work.polled_at = 0.0
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     looks = len(cluster.polled_at)
     await asyncio.sleep(poller.DRAINED_EVERY - 20)

@@ -73,7 +73,7 @@ def made(doubts: Doubts) -> tuple[NodeConditionPublisher, Recorder, NodeRegistry
     cluster, fleet = Recorder(doubts.annotations), FleetState()
     registry = NodeRegistry(fleet, "")
     registry.listed([NodeMeta("n", "u")])
-    registry.node_state("n").decision.take_incidents({"i": INCIDENT})
+    registry.node_state("n").decision.incidents = {"i": INCIDENT}
 
     async def check_place() -> None:
         if doubts.lost:
@@ -127,7 +127,7 @@ async def test_no_replica_that_has_lost_its_place_reports_that_a_node_is_well(
     agent.connect(hello("n"), 1.0)
     assert agent.health is not None
     agent.health.snapshot(snapshot())
-    registry.node_state("n").decision.take_incidents({})
+    registry.node_state("n").decision.incidents = {}
     doubts.stopped, doubts.lost = not place_is_lost, place_is_lost
     await publisher.sweep()
     assert cluster.written == (["n"] if place_is_lost else ["n", "n"])

@@ -102,7 +102,7 @@ class Bench:
         )
 
     def add_for_read(self, node_state: NodeState) -> None:
-        node_state.work.request_read()
+        node_state.work.needs_read = True
         self.seen_to.append(node_state.node)
 
     def now(self) -> float:

@@ -64,7 +64,7 @@ async def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_fir
     assert bench.did == ["evaluate 100.0"]
     bench.queue.evaluate_due(bench.node_state)
     assert len(bench.did) == 1, "nothing has changed since"
-    bench.node_state.work.request_read()
+    bench.node_state.work.needs_read = True
     bench.queue.evaluate(bench.node_state)
     await asyncio.sleep(0)
     assert bench.did[1:] == ["evaluate None", "start n1"]
@@ -77,13 +77,13 @@ async def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_
     bench, sign = QueueBench(), asyncio.get_running_loop().create_future()
     bench.deliver()
     work, bench.may = bench.node_state.work, left != "may not act"
-    work.add_waiter(sign)
+    work.waiters = (*work.waiters, sign)
     if left == "a step":
-        work.request_read()
+        work.needs_read = True
     elif left == "queued":
         work.queue()
     elif left == "at work":
-        work.start(asyncio.create_task(asyncio.sleep(5)))
+        work.task = asyncio.create_task(asyncio.sleep(5))
     bench.queue.evaluate(bench.node_state)
     await asyncio.sleep(1)
     assert sign.done() == (left == "nothing")

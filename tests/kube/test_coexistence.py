@@ -115,7 +115,7 @@ async def test_a_node_on_which_another_tool_is_at_work_is_left_to_it_until_it_is
         await until(lambda: hold() == "maintenance")
         assert not bench.unschedulable(node)
         bench.patch(node, gone)
-        bench.controller.parts.registry.node_state(node).work.request_read()
+        bench.controller.parts.registry.node_state(node).work.needs_read = True
         bench.says(node)
         await bench.list_nodes_anew()
         await bench.phase(node, "Cordoned")
@@ -188,7 +188,7 @@ async def test_a_node_that_is_not_to_be_disrupted_is_cordoned_and_drained_once_i
         assert bench.unschedulable(node)
         assert {one["metadata"]["name"] for one in pods_of(plane, namespace, node)} == pods
         bench.patch(node, {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}})
-        bench.controller.parts.registry.node_state(node).work.request_read()
+        bench.controller.parts.registry.node_state(node).work.needs_read = True
         bench.says(node)
         await bench.phase(node, "Drained")
 

@@ -211,7 +211,7 @@ def test_old_conditions_are_written_once_where_the_definition_drops_them() -> No
     assert view.are_conditions_old()
     dropped = replace(NEW, status=status(Phase.DRAINED))  # a write without a change: same version
     view.write(dropped)
-    view.note_conditions(dropped)
+    view.conditions_of = dropped.version
     assert not view.are_conditions_old()
     view.write(replace(dropped, version="2"))
     assert view.are_conditions_old(), "the definition may have been upgraded since"

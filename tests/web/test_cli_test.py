@@ -459,7 +459,7 @@ async def test_the_new_nodes_that_are_not_tested_are_counted_and_listed(served: 
     none = await in_process("status", *where)
     assert "new, not tested" not in none.out
     text = "new node, awaits its test: 4 new nodes are being tested"
-    served.fleet.node_summaries["node-8"].cluster.set_untested(text)
+    served.fleet.node_summaries["node-8"].cluster.untested = text
     HANDS.advance(5)
     told = await in_process("status", *where)
     [line] = [one for one in told.out.splitlines() if one.startswith("new, not tested")]

@@ -112,11 +112,11 @@ def test_a_new_node_that_is_not_tested_says_why_in_its_line_and_in_the_headline(
     for name in ("a", "b"):
         well(fleet, name, HANDS.now)
     text = "new node, awaits its test: its agent has not reported"
-    fleet.node_summaries["a"].cluster.set_untested(text)
+    fleet.node_summaries["a"].cluster.untested = text
     row = node_view.node_row(fleet, fleet.node_summaries["a"], NOW)
     assert (row.state, row.why, row.untested) == (QuarantineSummary.OK, text, True)
     assert headline(view_of(fleet)) == "All 2 nodes are well. 1 node is new, and not tested yet."
-    fleet.node_summaries["b"].cluster.set_untested(text)
+    fleet.node_summaries["b"].cluster.untested = text
     assert headline(view_of(fleet)).endswith("2 nodes are new, and not tested yet.")
 
 

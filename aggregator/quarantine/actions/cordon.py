@@ -191,7 +191,7 @@ class CordonActions:
             node_state.wrote(quarantine)
         if marked_by(node) == quarantine.uid and is_marked(node) and not node.unschedulable:
             # It was uncordoned before the status had the marks: the next read decides on that.
-            node_state.work.request_read()
+            node_state.work.needs_read = True
             self.report(node_state, quarantine, node)
             return
         patched = await self.patch(node_state, quarantine, node)
@@ -220,7 +220,7 @@ class CordonActions:
             repair=quarantine.status.repair,  # an order under way is not forgotten with the Node
         )
         await self._acts.write_status(node_state, quarantine, status)
-        node_state.own_quarantine_view().note_restart()
+        node_state.own_quarantine_view().node_replaced = False
         self._acts.emit_event(node_state, EventKind.MARKS_MISSING, message)
 
     async def recordon(self, node_state: NodeState) -> None:

@@ -69,7 +69,7 @@ class NodeHolds:
 
         An admission here for the same node was not begun, and gives its place back.
         """
-        node_state.work.begin_read()
+        node_state.work.needs_read = False
         entry = self._acts.record_writer.record.entries.get(node_state.node)
         if entry is not None:
             await self._acts.record_writer.withdraw(entry)

@@ -160,11 +160,11 @@ class NodeActions(NodeReports):
 
     async def read_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""
-        node_state.work.begin_read()
+        node_state.work.needs_read = False
         try:
             node_state.take_node(await self.cluster.read_node(node_state.node))
         except ClusterError:
-            node_state.work.request_read()
+            node_state.work.needs_read = True
             raise
 
     async def reread(self, node_state: NodeState) -> Quarantine | None:
@@ -192,7 +192,7 @@ class NodeActions(NodeReports):
 
         async def check() -> None:  # no version fences a deletion by uid
             await self.place()
-            node_state.own_quarantine_view().note_end(quarantine.uid)
+            node_state.own_quarantine_view().ended = quarantine.uid
 
         await self.cluster.drop_quarantine(quarantine, guard=Guard(check))
         return node_state.own_quarantine_view().drop()

@@ -130,7 +130,7 @@ class ObjectWrites:
     async def write_conditions(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write the status again: its conditions are made anew with each write of it."""
         written = await self._acts.write_status(node_state, quarantine, quarantine.status)
-        node_state.own_quarantine_view().note_conditions(written)
+        node_state.own_quarantine_view().conditions_of = written.version
 
     async def refuse(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report the error in a hand-made quarantine to its maker."""
@@ -163,7 +163,7 @@ class ObjectWrites:
     async def report_no_node(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report that the node does not exist. A hand-made quarantine is invalid until it does."""
         message = NO_NODE
-        node_state.work.set_error(message)
+        node_state.work.last_error = message
         by_hand = quarantine.spec.requester != OURS and quarantine.status.phase is Phase.ADMITTED
         phase = Phase.INVALID if by_hand else quarantine.status.phase
         if (quarantine.status.message, quarantine.status.phase) != (message, phase):

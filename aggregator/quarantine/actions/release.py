@@ -131,7 +131,7 @@ class ReleaseActions:
         if node_state.release_held != why:
             text = f"its cause is over, and it is not released: {why}"
             self._acts.emit_event(node_state, EventKind.RELEASE_HELD, text)
-        node_state.own_quarantine_view().hold_release(why)
+        node_state.own_quarantine_view().release_held = why
         # Before the write: a change of the node's checks meanwhile hastens the next check.
         node_state.own_quarantine_view().delay_release_check(self._acts.clocks.now(), CHECK_AGAIN)
         if quarantine.status.release_held == why or quarantine.unread:
@@ -140,7 +140,7 @@ class ReleaseActions:
             status = replace(quarantine.status, release_held=why)
             await self._acts.write_status(node_state, quarantine, status)
         except Exception:
-            node_state.own_quarantine_view().repeat_release_check()
+            node_state.own_quarantine_view().release_poll = 0.0
             raise
 
     async def undo(self, node_state: NodeState) -> None:
@@ -210,7 +210,7 @@ class ReleaseActions:
         undone = await self.undo_node(
             node_state, node, quarantine.uid, applied, words, uncordoned=theirs, more=more
         )
-        node_state.cluster.note_ended(words - node_state.overrule())
+        node_state.cluster.ended_overrides |= words - node_state.overrule()
         node_state.take_node(undone)
         await self._acts.announcer.settle(node_state)
         await self._acts.announcer.write(node_state, node.uid, _because(quarantine))
@@ -244,7 +244,7 @@ class ReleaseActions:
     async def _drop(self, node_state: NodeState, quarantine: Quarantine) -> None:
         if reborn := await self._acts.drop(node_state, quarantine):
             # They belong to the earlier Node: the evaluation finds those of this one.
-            node_state.decision.take_incidents(EMPTY)
+            node_state.decision.incidents = EMPTY
             node_state.agent.compare_boot(reborn)
 
     async def undo_node(
@@ -265,7 +265,7 @@ class ReleaseActions:
         still = (read_overruled(node.annotations) - ended) | words
         change = undo_change(node, uid, applied, still, uncordoned=uncordoned, more=more)
         undone = await self._acts.patch_marks(node, change, guard=self._acts.place)
-        node_state.cluster.note_removed(ended)
+        node_state.cluster.ended_overrides -= ended
         return undone
 
     async def clear_overrides(self, node_state: NodeState) -> None:
@@ -278,7 +278,7 @@ class ReleaseActions:
                 node = await self._acts.cluster.patch_node(
                     node, clear_overrides_change(remembered - ended), guard=self._acts.place
                 )
-        node_state.cluster.note_removed(ended)
+        node_state.cluster.ended_overrides -= ended
         node_state.take_node(node)
 
 

@@ -330,7 +330,7 @@ class Drainer:
         if not await while_in_force(node_state, write, writable):
             raise Conflict(f"the quarantine of {node_state.node} is decided on anew")
         self._memory(node_state).begun_at = self._acts.clocks.now()
-        node_state.work.note_poll(marks.at)  # a poll at once would show no more
+        node_state.work.polled_at = marks.at  # a poll at once would show no more
 
     async def _begin(self, node_state: NodeState, still: Still) -> float | None:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
@@ -344,7 +344,7 @@ class Drainer:
         requested_at = self._acts.clocks.now()
         node = await self._cluster.read_node(node_state.node, background=True)
         node_state.take_node(node)
-        node_state.work.note_poll(requested_at)  # it shows all that a poll at once would show
+        node_state.work.polled_at = requested_at  # it shows all that a poll at once would show
         change = exclude_change(node) if node is not None and self._off_balancers else None
         quarantine = node_state.quarantine
         if change is not None or quarantine is None or quarantine.status.phase is Phase.DRAINING:
@@ -411,7 +411,7 @@ class Drainer:
         )
         # After one read alone, a repair reads the pods once more.
         if evictions.memory.found_empty and not plan.stuck:
-            node_state.own_quarantine_view().note_empty(read.began)
+            node_state.own_quarantine_view().empty_at = read.began
         text = "drained" if not plan.stuck else f"drained: {message}"
         await self._enter_phase(node_state, quarantine, status, EventKind.DRAINED, text)
 

@@ -62,7 +62,7 @@ class AgentEventHandler:
     def on_refusal(self, node: str, reason: str) -> None:
         """An authenticated stream was refused at its Hello: its node is as good as silent."""
         agent = self._registry.node_state(node).agent
-        agent.refuse(reason)
+        agent.refused = reason
         agent.note_attempt(self._reports.clocks.now())
 
     def on_connect(self, hello: Hello, line: AgentLine) -> None:
@@ -96,7 +96,7 @@ class AgentEventHandler:
         health = node_state.agent.health
         if health is None or node not in self._lines:
             return _never()  # rejected, and its stream has not ended yet
-        node_state.agent.note_message(at)
+        node_state.agent.last_seen = at
         before = state_of_gpus(health) if node_state.release_held else None
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
@@ -110,7 +110,7 @@ class AgentEventHandler:
         node_read = self._queue.view and node_state.cluster.meta is not None
         node_state.cluster.take_signs(evidence.cleared, node_read=node_read)
         if evidence.faults and _may_be_back(node_state, node_state.agent.claimed):
-            node_state.work.request_read()
+            node_state.work.needs_read = True
         for lost in evidence.lost:
             key = node, lost.source
             if at - self._losses.get(key, -math.inf) >= LOSSES_EVERY:
@@ -129,7 +129,7 @@ class AgentEventHandler:
         if not signs:
             return None
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        node_state.work.add_waiter(durable)
+        node_state.work.waiters = (*node_state.work.waiters, durable)
         if not node_read:  # the overrides may be unknown here
             self._queue.add(node_state)
         return durable
@@ -179,7 +179,7 @@ class AgentEventHandler:
         return health.digest() if health is not None else None
 
     def on_heartbeat(self, node: str, at: float) -> None:
-        self._registry.node_state(node).agent.note_message(at)
+        self._registry.node_state(node).agent.last_seen = at
 
     def on_order_end(self, node: str) -> None:
         """Its agent has reported the end of an order: the repair need not wait for its next
@@ -195,11 +195,11 @@ class AgentEventHandler:
             return
         del self._lines[node], self._hellos[node]
         node_state = self._registry.node_state(node)
-        node_state.agent.disconnect()
+        node_state.agent.attached = False
         if node_state.agent.was_received:
-            node_state.agent.note_message(self._reports.clocks.now())
+            node_state.agent.last_seen = self._reports.clocks.now()
         else:  # no report now: an agent that is refused at each attempt falls silent
-            node_state.agent.refuse(f"no snapshot of it was accepted: {reason}")
+            node_state.agent.refused = f"no snapshot of it was accepted: {reason}"
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node)
         for tracker in self._measurements:
@@ -241,7 +241,7 @@ class AgentEventHandler:
         node_state = self._registry.node_state(node)
         if detail and not node_state.agent.conflict:
             self._reports.emit_event(node_state, EventKind.AGENT_CONFLICT, detail)
-        node_state.agent.set_conflict(detail)
+        node_state.agent.conflict = detail
         if not detail and node in self._unrecorded:
             if node in self._lines:
                 self._record_base(node_state, self._reports.clocks.now())
@@ -257,7 +257,7 @@ class AgentEventHandler:
         if agent.is_fresh or agent.last_seen is None or agent.silent:
             return
         if now - agent.last_seen >= self._silent_after:
-            agent.note_silence()
+            agent.silent = True
             text = "its agent is silent"
             if agent.refused:
                 text = f"its agent is not understood ({agent.refused})"

@@ -231,7 +231,7 @@ class ClusterEventHandler:
                 quarantine = subject.quarantine
                 marked = quarantine is not None and _may_be_marked(subject, quarantine)
                 if marked or subject.cluster.foreign:
-                    subject.work.request_read()
+                    subject.work.needs_read = True
                     self._queue.add(subject)
             case NodeSeen(node):
                 self._node_seen(node)
@@ -274,7 +274,7 @@ class ClusterEventHandler:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(_BETWEEN_READS, self._evaluate_changed)
             return
-        node_state.work.note_poll(now)
+        node_state.work.polled_at = now
         self._queue.add_for_read(node_state)
 
     def _evaluate_changed(self) -> None:
@@ -283,7 +283,7 @@ class ClusterEventHandler:
         for name in changed:
             node_state = self._registry.known(name)
             if node_state is not None:
-                node_state.work.note_poll(self._clocks.now())
+                node_state.work.polled_at = self._clocks.now()
                 self._queue.add_for_read(node_state)
 
     def _quarantine_seen(self, node_state: NodeState, seen: Quarantine) -> None:
@@ -318,7 +318,7 @@ class ClusterEventHandler:
         if not node_state.agent.was_received:  # its incidents came from that object alone
             node_state.decision.forget_evidence()
         if known is not None and known.foreign:
-            node_state.work.request_read()  # a person may have ended it
+            node_state.work.needs_read = True  # a person may have ended it
         node_state.own_quarantine_view().end(uid, with_definition=with_definition)
         self._queue.add(node_state)
         self._queue.begin(node_state)
@@ -344,15 +344,15 @@ class ClusterEventHandler:
             if self._registry.known(node_state.node) is not node_state:
                 continue  # forgotten in between
             if node_state.quarantine_view.definition_going:
-                node_state.own_quarantine_view().set_definition_going(going=False)
+                node_state.own_quarantine_view().definition_going = False
             if node_state.quarantine_view.vanished:
                 node_state.own_quarantine_view().adopt_vanished()
             quarantine = node_state.quarantine
             marked = quarantine is not None and _may_be_marked(node_state, quarantine)
             if marked and node_state.node not in unschedulable:
-                node_state.work.request_read()
+                node_state.work.needs_read = True
             if not node_state.work.needs_read:
-                node_state.cluster.drop_signs()
+                node_state.cluster.signs = ()
             self._queue.evaluate(node_state)
 
     async def refresh_nodes(self) -> bool:
@@ -434,10 +434,10 @@ class ClusterEventHandler:
         marked = is_marked(meta) or (view.marked and view.marked_at > requested_at)
         if view.read_at is not None and marked != view.marked:
             # The list may be older than our own last write, and no event would correct that.
-            node_state.work.request_read()
+            node_state.work.needs_read = True
         view.take_listed(meta, self._clocks.now(), marked=marked, keeps_labels=moved and is_older)
         if moved and is_older:
-            node_state.work.request_read()  # the pool that it has left must not decide again
+            node_state.work.needs_read = True  # the pool that it has left must not decide again
         elif moved:
             self._queue.evaluate(node_state)  # its mode may be another
 
@@ -448,31 +448,31 @@ class ClusterEventHandler:
         before = node_state.cluster.meta
         self._take_listed(node_state, meta, requested_at)
         if node_state.cluster.maintained and before is not None and before.labels != meta.labels:
-            node_state.work.request_read()  # another party's label may be gone
+            node_state.work.needs_read = True  # another party's label may be gone
         self._trackers.causes.receive_symptoms(node_state)  # its labels may have changed
         quarantine = node_state.quarantine
         if quarantine is None:
             theirs = marked_for(meta.annotations) not in ("", self._cluster.installation)
             if not is_marked(meta) or theirs:
                 if node_state.quarantine_view.unclaimed:
-                    node_state.own_quarantine_view().set_unclaimed("")
+                    node_state.own_quarantine_view().unclaimed = ""
             elif not node_state.quarantine_view.orphan and not node_state.quarantine_view.unclaimed:
-                node_state.own_quarantine_view().request_adoption()
+                node_state.own_quarantine_view().to_adopt = True
         elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(node_state, meta):
-            node_state.work.request_read()
+            node_state.work.needs_read = True
         if node_state.agent.claimed not in ("", meta.uid):
-            node_state.work.request_read()
+            node_state.work.needs_read = True
         requests = read_operator_requests(meta.annotations)
         if node_state.cluster.node_gone or requests != node_state.cluster.operator_requests:
-            node_state.work.request_read()
+            node_state.work.needs_read = True
         else:
-            node_state.cluster.confirm_requests()
+            node_state.cluster.operator_requests_known = True
         remembered = read_overruled(meta.annotations)
         # `NodePoller` reads those that wait for their node.
         foreign = node_state.cluster.foreign and not waits_for_its_node(node_state)
         known = node_state.cluster.overruled | node_state.cluster.ended_overrides
         if remembered != known or foreign:
-            node_state.work.request_read()
+            node_state.work.needs_read = True
         view = node_state.quarantine_view
         if node_state.work.needs_read or view.orphan or view.to_adopt:
             self._queue.add(node_state)

@@ -95,7 +95,7 @@ class NodePoller:
 
     def _put_off(self, node_state: NodeState, now: float) -> None:
         """The pods of a drained node are read next in about `DRAINED_EVERY`."""
-        node_state.work.note_poll(now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER))
+        node_state.work.polled_at = now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER)
 
     def _is_due(self, node_state: NodeState) -> bool:
         now = self._reports.clocks.now()
@@ -112,10 +112,10 @@ class NodePoller:
 
     async def poll_node(self, node_state: NodeState) -> None:
         now, waits = self._reports.clocks.now(), waits_for_its_node(node_state)
-        node_state.work.note_poll(now)
+        node_state.work.polled_at = now
         if not waits and _is_drained(node_state):
             self._put_off(node_state, now)
-            node_state.work.request_pods()
+            node_state.work.recheck_pods = True
             self._queue.add(node_state)
             if not _is_left_schedulable(node_state):
                 return
@@ -155,7 +155,7 @@ class NodePoller:
             self._queue.add_for_read(node_state)
         requests = read_operator_requests(node.annotations)
         if requests != node_state.cluster.operator_requests:
-            node_state.cluster.take_requests(requests)
+            node_state.cluster.operator_requests = requests
             self._queue.evaluate(node_state)
 
     def _check_silence(self, node_state: NodeState, node: Node) -> None:

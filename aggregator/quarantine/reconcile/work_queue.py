@@ -182,7 +182,7 @@ class WorkQueue:
 
     def add_for_read(self, node_state: NodeState) -> None:
         """Read the node in full, and reconcile it."""
-        node_state.work.request_read()
+        node_state.work.needs_read = True
         self.add(node_state)
 
     def resume(self, node_state: NodeState) -> None:
@@ -213,7 +213,7 @@ class WorkQueue:
     def in_record(self, node_state: NodeState) -> bool:
         """Whether the record, as last seen, has an entry of the node."""
         found = node_state.node in self._record_writer.record.entries
-        node_state.work.set_in_record(in_record=found)
+        node_state.work.in_record = found
         return found
 
     def is_entered_by_hand(self, node_state: NodeState) -> bool:
@@ -267,8 +267,8 @@ class NodeEvaluator:
             timer = loop.call_later(max(0.0, again - now) + 0.001, self._queue.evaluate, node_state)
         node_state.decision.set_timer(timer)
         if self._waits_for_labels(node_state) and node_state.decision.wanted is not None:
-            node_state.work.request_read()  # the next list may be three minutes away
-        node_state.work.add_evaluation_cost(self._reports.clocks.now() - now)
+            node_state.work.needs_read = True  # the next list may be three minutes away
+        node_state.work.evaluation_cost += self._reports.clocks.now() - now
 
     def _waits_for_labels(self, node_state: NodeState) -> bool:
         """Whether its mode is not known yet: it has just joined, or this process has just begun."""
@@ -293,7 +293,7 @@ class NodeEvaluator:
         """Report it now, or once it is known whether the node's fabric is its cause."""
         waits = self._cause_tracker.fabric_hold_ends(node_state) is not None
         if waits and incident.action != "observe":
-            node_state.decision.defer_report(incident.id)
+            node_state.decision.unreported |= {incident.id}
             return
         if node_state.decision.take_deferred(incident.id):
             self._cause_tracker.find_causes()

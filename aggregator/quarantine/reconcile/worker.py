@@ -90,7 +90,7 @@ class NodeReads:
             quarantine = node_state.quarantine
         if quarantine is not None and quarantine.deleting:
             going = await self.acts.cluster.definition_is_going()
-            node_state.own_quarantine_view().set_definition_going(going=going)
+            node_state.own_quarantine_view().definition_going = going
         view = node_state.quarantine_view
         if quarantine is None and view.vanished:
             return True  # the watch reports who took it away
@@ -173,7 +173,7 @@ class NodeWorker:
         """Reconcile the node, unless a task does so already."""
         if not node_state.work.is_running:
             task = asyncio.create_task(self.reconcile(node_state), name=f"attend {node_state.node}")
-            node_state.work.start(task)
+            node_state.work.task = task
 
     async def reconcile(self, node_state: NodeState) -> None:
         failures, report_at, clock = 0, 0.0, asyncio.get_running_loop().time
@@ -190,7 +190,7 @@ class NodeWorker:
                 failures = await self._after_failure(node_state, failures, error)
             else:
                 failures, report_at = 0, 0.0
-                node_state.work.set_error("")
+                node_state.work.last_error = ""
                 if done:
                     self._settle_waiters(node_state)
                 else:
@@ -232,14 +232,14 @@ class NodeWorker:
                     extra={"event": "step.failed", "node": node, "error": text},
                 )
         if not reread or failures > 2:
-            node_state.work.set_error(text)
+            node_state.work.last_error = text
         pause = _BACKOFF.pause(failures + 1, self._rng) if not reread or failures else 0.0
         await self._back_off(node_state, pause, at_least)
         if reread:
             try:
                 await self._reads.acts.reread(node_state)
             except ClusterError as again:
-                node_state.work.set_error(str(again))
+                node_state.work.last_error = str(again)
         node_state.work.queue()
         return failures + 1
 

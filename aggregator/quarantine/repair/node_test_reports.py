@@ -126,7 +126,7 @@ class NodeTestReports:
         for name in self._untested | lines.keys():
             node_state = self._shared.registry.known(name)
             if node_state is not None:
-                node_state.cluster.set_untested(lines.get(name, ""))
+                node_state.cluster.untested = lines.get(name, "")
         self._untested = lines.keys()
 
     async def write_condition(self, name: str, watched: WatchedNode) -> None:

@@ -163,10 +163,6 @@ class ClusterView:
         if not keeps_labels:
             self.labels = meta.labels
 
-    def confirm_requests(self) -> None:
-        """The list has the same requests as are known."""
-        self.operator_requests_known = True
-
     def take_node(
         self, node: Node | None, quarantine: Quarantine | None, now: float, others: OthersMarks
     ) -> None:
@@ -200,17 +196,9 @@ class ClusterView:
             and read_overruled(node.annotations) - self.ended_overrides == self.overruled
         )
 
-    def take_requests(self, requests: OperatorRequests) -> None:
-        """The operators' requests alone, of a read that may be old."""
-        self.operator_requests = requests
-
     def note_marks(self, now: float) -> None:
         """Our marks were just written."""
         self.marked, self.marked_at = True, now
-
-    def set_untested(self, why: str) -> None:
-        """``why``: the reason for the startup taint of a new node, in words; empty: it has none."""
-        self.untested = why
 
     def take_overruled(self, remembered: frozenset[Override]) -> None:
         """The overrides as the node remembers them: read from it, or just written."""
@@ -231,24 +219,12 @@ class ClusterView:
         if not node_read:
             self.signs = (*self.signs, *signs)[-REMEMBERED:]
 
-    def drop_signs(self) -> None:
-        """There is no override that they could end."""
-        self.signs = ()
-
     def end_overrides(self, ended: set[Override]) -> None:
         """The evidence of these overrides is over; the node still remembers them."""
         if not ended:
             return  # on nearly every message; a new empty set would be 216 bytes
         self.ended_overrides |= ended
         self.overruled -= ended
-
-    def note_ended(self, words: frozenset[Override]) -> None:
-        """These overrides ended while they were being written to the node."""
-        self.ended_overrides |= words
-
-    def note_removed(self, words: frozenset[Override]) -> None:
-        """These ended overrides were removed from the node's annotation."""
-        self.ended_overrides -= words
 
     def _end_by(self, signs: tuple[Cleared, ...]) -> None:
         self.end_overrides({word for word in self.overruled if ended_by(word, signs)})

@@ -82,29 +82,10 @@ class AgentView:
         if self.last_seen is None:
             self.last_seen = now
 
-    def refuse(self, reason: str) -> None:
-        """Its stream was refused, or ended before a snapshot of it was accepted."""
-        self.refused = reason
-
-    def note_message(self, at: float) -> None:
-        """A message came, of whatever kind."""
-        self.last_seen = at
-
     def accept_snapshot(self) -> bool:
         """Returns whether its silence was reported before, which is over now."""
         was_silent, self.silent, self.refused = self.silent, False, ""
         return was_silent
-
-    def disconnect(self) -> None:
-        self.attached = False
-
-    def set_conflict(self, detail: str) -> None:
-        """Two agents claim the node; empty: they do no more."""
-        self.conflict = detail
-
-    def note_silence(self) -> None:
-        """Its silence is being reported."""
-        self.silent = True
 
     def note_failing(self, evidence: str, now: float) -> None:
         """Its kubelet is ready, and this was failing when the agent fell silent."""
@@ -173,21 +154,9 @@ class Decision:
         """The result of an evaluation."""
         self.incidents, self.wanted = incidents, wanted
 
-    def take_incidents(self, incidents: Mapping[str, Incident]) -> None:
-        """The incidents before the next evaluation, such as those that a Quarantine has."""
-        self.incidents = incidents
-
     def forget_evidence(self) -> None:
         """There is no evidence any more; the next evaluation begins from none."""
         self.incidents, self.wanted, self.unreported = EMPTY, None, frozenset()
-
-    def set_hold(self, hold: NodeHold | None) -> None:
-        """The answer to a proposal; None: no limit holds it, or there is none any more."""
-        self.hold = hold
-
-    def defer_report(self, incident: str) -> None:
-        """The incident is to be reported later."""
-        self.unreported |= {incident}
 
     def take_deferred(self, incident: str) -> bool:
         """Whether the incident's report was deferred; it is no longer."""
@@ -263,17 +232,6 @@ class Work:
         """Whether its task reconciles the node now."""
         return self.task is not None and not self.task.done()
 
-    def start(self, task: asyncio.Task[None]) -> None:
-        self.task = task
-
-    def request_read(self) -> None:
-        """The node is to be read in full; see `WorkQueue.add_for_read`."""
-        self.needs_read = True
-
-    def begin_read(self) -> None:
-        """The node is about to be read: a hint that comes meanwhile is a new one."""
-        self.needs_read = False
-
     def request_evaluation(self, arrived: float | None = None) -> None:
         """The node is to be evaluated once, however many changes request it; see `WorkQueue`."""
         self.evaluation_due = True
@@ -285,27 +243,15 @@ class Work:
         arrived, self.arrived, self.evaluation_due = self.arrived, None, False
         return arrived
 
-    def add_evaluation_cost(self, seconds: float) -> None:
-        self.evaluation_cost += seconds
-
     def take_evaluation_cost(self) -> float:
         """The seconds that evaluations took since the last call."""
         cost, self.evaluation_cost = self.evaluation_cost, 0.0
         return cost
 
-    def request_pods(self) -> None:
-        self.recheck_pods = True
-
     def begin_pods(self) -> bool:
         """Returns whether the pods are to be read; they are about to be."""
         requested, self.recheck_pods = self.recheck_pods, False
         return requested
-
-    def note_poll(self, at: float) -> None:
-        self.polled_at = at
-
-    def add_waiter(self, waiter: asyncio.Future[None]) -> None:
-        self.waiters = (*self.waiters, waiter)
 
     def acknowledge(self) -> None:
         """The evidence is durable."""
@@ -319,12 +265,6 @@ class Work:
         for waiter in self.waiters:
             waiter.cancel()
         self.waiters = ()
-
-    def set_in_record(self, *, in_record: bool) -> None:
-        self.in_record = in_record
-
-    def set_error(self, error: str) -> None:
-        self.last_error = error
 
 
 #: Why a node without a Quarantine is nevertheless in quarantine.
@@ -352,7 +292,7 @@ class QuarantineSummary(enum.StrEnum):
 
 @dataclass(slots=True)
 class NodeSummary:
-    """One node, in parts; the module of a part alone assigns its fields."""
+    """One node, in parts: tests/unit/test_node_state_parts.py names who changes each."""
 
     node: str
     agent: AgentView = field(default_factory=AgentView)

@@ -32,7 +32,7 @@ class NodeState(NodeSummary):
 
     def set_hold(self, hold: NodeHold | None) -> None:
         """The answer to a proposal; None: no limit holds it, or there is none any more."""
-        self.decision.set_hold(hold)
+        self.decision.hold = hold
         if hold is not None:
             self.held[self.node] = self
         else:
@@ -56,7 +56,7 @@ class NodeState(NodeSummary):
             return
         let_go = quarantine.deleting and not quarantine.has_finalizer
         if quarantine.uid == self.quarantine_view.ended and known is None and not let_go:
-            self.own_quarantine_view().note_end("")
+            self.own_quarantine_view().ended = ""
         self.take_quarantine(quarantine, policy, now)
 
     def take_quarantine(self, quarantine: Quarantine, policy: Policy, now: float) -> None:
@@ -82,7 +82,7 @@ class NodeState(NodeSummary):
                 ident: _joined(before[ident], one) if ident in before else one
                 for ident, one in found.items()
             }
-        self.decision.take_incidents(joined)
+        self.decision.incidents = joined
 
     def is_news(self, quarantine: Quarantine) -> bool:
         """Whether it is newer than the known one: our own writes come back as watch events.
@@ -193,7 +193,7 @@ class NodeState(NodeSummary):
     def hasten_repair(self) -> None:
         """What its repair waits for has changed: it need not wait for the next poll."""
         if self.quarantine is not None:
-            self.own_quarantine_view().delay_repair(self.now())
+            self.own_quarantine_view().repair_poll = self.now()
 
     def note_recovery(self) -> None:
         """No incident acts any more: the test before its release may be next."""

@@ -134,10 +134,6 @@ class QuarantineView:
         if quarantine.status.phase is Phase.DRAINING:
             self.most_pods = max(self.most_pods, quarantine.status.pods_remaining or 0)
 
-    def note_restored(self, uid: str) -> None:
-        """The evidence of this object is in memory: it was made from there."""
-        self.restored = uid
-
     def forget_evidence(self) -> None:
         """Its evidence is taken back into memory when the object is taken next, and the marks that
         the node lacks are those that the object lists.
@@ -178,15 +174,6 @@ class QuarantineView:
             self.to_adopt, self.remains = True, quarantine.spec
         self.definition_going = True
 
-    def set_definition_going(self, *, going: bool) -> None:
-        self.definition_going = going
-
-    def note_end(self, uid: str) -> None:
-        """The object is being dropped: its watch event may come sooner than the answer. Empty: it
-        had ended, and a restored etcd has it again.
-        """
-        self.ended = uid
-
     def drop(self) -> str:
         """The object was dropped. Returns the boot of a Node that replaced its own."""
         reborn, self.reborn = self.reborn, ""
@@ -197,19 +184,9 @@ class QuarantineView:
 
     # -- marks without an object ------------------------------------------------------------------
 
-    def request_adoption(self) -> None:
-        self.to_adopt = True
-
-    def begin_adoption(self) -> None:
-        """A hint that comes while it is adopted is a new one."""
-        self.to_adopt = False
-
     def adopt_vanished(self) -> None:
         """The watch began anew, and will not report the fate of the vanished object."""
         self.vanished, self.to_adopt = "", True
-
-    def set_unclaimed(self, reason: str) -> None:
-        self.unclaimed = reason
 
     def drop_remains(self) -> None:
         """There is nothing to adopt."""
@@ -253,10 +230,6 @@ class QuarantineView:
             return tuple(name for name in missing if name != CONDITION)
         return missing
 
-    def note_restart(self) -> None:
-        """The quarantine begins again on the Node that replaced the marked one."""
-        self.node_replaced = False
-
     def note_marks(self, marks: NewMarks) -> None:
         """Our marks were just written."""
         self.node_replaced, self.missing = False, ()
@@ -267,19 +240,9 @@ class QuarantineView:
         marks, self.new_marks = self.new_marks, None
         return marks
 
-    def note_begin(self, uid: str, at: float) -> None:
-        """Our process has just made the quarantine, and marked the node, which had no marks."""
-        self.begun = uid, at
-
     def begun_at(self, uid: str) -> float:
         """When this process marked the node for this quarantine of its own; infinite: unknown."""
         return self.begun[1] if self.begun is not None and self.begun[0] == uid else math.inf
-
-    def note_conditions(self, written: Quarantine) -> None:
-        """The object after a write for its conditions alone. A definition without them
-        drops them without an error: such an object is not written again as it is.
-        """
-        self.conditions_of = written.version
 
     def are_conditions_old(self) -> bool:
         """Whether the object's conditions are to be written anew."""
@@ -308,10 +271,6 @@ class QuarantineView:
 
     # -- its repair ------------------------------------------------------------------------------
 
-    def delay_repair(self, until: float) -> None:
-        """Its repair is polled again then (monotonic seconds)."""
-        self.repair_poll = until
-
     def note_recovery(self, now: float) -> None:
         """All its incidents that act have ended: its repair is polled now, unless the last such
         poll was just before. An agent may report a recovery at each moment.
@@ -319,18 +278,11 @@ class QuarantineView:
         if now >= self.repair_hastened + _BETWEEN_RECOVERIES:
             self.repair_hastened = self.repair_poll = now
 
-    def note_empty(self, began: float) -> None:
-        """The drain's last read of the pods, which began then, found none that would go."""
-        self.empty_at = began
-
     def was_just_empty(self, now: float, within: float) -> bool:
         """Whether that read began at most ``within`` seconds ago."""
         return self.empty_at is not None and now - self.empty_at <= within
 
     # -- its release ------------------------------------------------------------------------------
-
-    def hold_release(self, why: str) -> None:
-        self.release_held = why
 
     def delay_release_check(self, now: float, after: float) -> None:
         """The objections to its release are checked now, and again after this long (seconds).
@@ -346,10 +298,6 @@ class QuarantineView:
         """They are checked again by then, or after the pause: its evidence has changed."""
         soonest = max(until, self.release_polled + self.release_pause)
         self.release_poll = min(self.release_poll, soonest)
-
-    def repeat_release_check(self) -> None:
-        """They are checked again at once: what was found is not written."""
-        self.release_poll = 0.0
 
     def unhold_release(self) -> None:
         self.release_held, self.release_poll = "", 0.0
