@@ -7,7 +7,6 @@ import pytest
 
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
-from aggregator.quarantine.correlation.measurements import OpenFindings
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.replica import shipped_policy
@@ -90,7 +89,7 @@ def test_a_message_without_news_of_a_node_without_findings_ends_at_once() -> Non
         def __iter__(self) -> Any:
             raise AssertionError("the findings of a node without any are gone through")
 
-    OpenFindings("check", "over", SimpleNamespace(record=None)).report("n1", NoNews(), 0.0)
+    PrecursorTracker(FleetState(), SimpleNamespace(record=None)).report("n1", NoNews(), 0.0)
 
 
 def test_a_node_that_was_forgotten_begins_anew() -> None:

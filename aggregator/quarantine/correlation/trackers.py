@@ -1,6 +1,7 @@
 """The parts that compare the nodes of the fleet with each other."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.measurements import MeasurementTracker
@@ -12,7 +13,7 @@ from aggregator.quarantine.state.node import NodeState
 class FleetTrackers:
     causes: CommonCauseTracker
     network: NetworkTracker
-    measurements: tuple[MeasurementTracker, ...]
+    measurements: tuple[MeasurementTracker[Any], ...]
 
     def forget_node(self, node_state: NodeState) -> None:
         """The node is gone."""
