@@ -18,8 +18,9 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.words import ClusterWords
 from aggregator.quarantine.decide.drain_plan import TERMINATING
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.verdicts import is_about_tests
-from aggregator.quarantine.state.fleet import UNREAD_STATUS, NodeHold, NodeSummary
+from aggregator.quarantine.state.fleet import UNREAD_STATUS, NodeSummary
 from aggregator.runtime.text import shell_quoted
 
 _CLEARS = {
@@ -151,7 +152,7 @@ def by_hand(node_summary: NodeSummary, mode: str, how: str) -> str:
 
 
 def for_hold(
-    node_summary: NodeSummary, hold: NodeHold, mode: str, how: str, words: ClusterWords
+    node_summary: NodeSummary, hold: Held, mode: str, how: str, words: ClusterWords
 ) -> str:
     """The step that lifts a hold. ``mode`` is the node's."""
     text = lift(hold.limit, how, words)

@@ -20,6 +20,7 @@ from aggregator.policy import evaluate as policy
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.quarantine.decide.common_cause import LEAST, CommonCause
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.lost_marks import describe_missing
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
@@ -27,7 +28,6 @@ from aggregator.quarantine.state.fleet import (
     MARKED_ALONE,
     UNREAD_STATUS,
     FleetState,
-    NodeHold,
     NodeSummary,
     QuarantineSummary,
     awaits_marks,
@@ -351,10 +351,10 @@ def hold(fleet: FleetState, node_summary: NodeSummary) -> models.Hold | None:
     elif not would:
         return None
     elif spared:
-        found = NodeHold("exempt", spared, f"a person exempted it; else: {would}", since=0.0)
+        found = Held("exempt", spared, f"a person exempted it; else: {would}", since=0.0)
         to_do = advice.for_exempt(node_summary, mode, how)
     else:
-        found = NodeHold("mode", mode, f"would {would}", since=0.0)
+        found = Held("mode", mode, f"would {would}", since=0.0)
         to_do = advice.for_mode(node_summary, mode, how)
     return models.shape_of(
         models.Hold,

@@ -16,7 +16,8 @@ from aggregator.events import EventKind, Transition
 from aggregator.health.model import Hello, Snapshot
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Incident
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.decide.held import Held
+from aggregator.quarantine.state.fleet import FleetState
 from tests.support.node_states import summary_in
 from tests.support.receiver import Receiver
 from tests.support.waiting import CLOCKS, until
@@ -98,7 +99,7 @@ def test_an_alert_about_a_node_is_over_once_its_agent_reports_and_its_cause_is_g
     assert all(is_over(kind, "n1", "i1") for kind in kinds)
     incident = Incident("i1", "n1", "boot", "gpu", "drain", "n1: xid:79", 0.0, (), 60.0)
     node.decision.incidents = {"i1": incident}
-    node.decision.hold = NodeHold("limits.concurrent", "1", "1 node", NOW)
+    node.decision.hold = Held("limits.concurrent", "1", "1 node", since=NOW)
     assert [is_over(kind, "n1", "i1") for kind in kinds] == [True, True, True, False, False]
     assert is_over(K.INCIDENT_OPENED, "n1", "i2")
     node.agent.attached = False

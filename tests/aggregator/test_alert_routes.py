@@ -27,9 +27,10 @@ from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, Transition
 from aggregator.policy.label_selector import LabelSelector
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.operator_requests import OperatorRequests
 from aggregator.quarantine.decide.pools import Pool, Pools
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.fleet import FleetState
 from tests.support.node_states import summary_in
 from tests.support.present import of_type, present
 
@@ -244,7 +245,7 @@ def test_an_alert_carries_the_advice_of_the_page_and_the_command_that_explains_i
     contexts = FleetContext(fleet, "", ())
     by = Router(targets_of(settings), settings, contexts, advise=FleetAdvice(fleet))
     held = summary_in(fleet, "n1")
-    held.decision.hold = NodeHold("limits.concurrent", "13", "13 nodes", NOW)
+    held.decision.hold = Held("limits.concurrent", "13", "13 nodes", since=NOW)
     command = "Causes and next steps: sickbay explain n1 --url http://sickbay.test"
     told = alert(happened("n1", K.HELD, limit="limits.concurrent"), by).advice
     assert told.startswith("Repair or release nodes in quarantine")
@@ -257,7 +258,7 @@ def test_an_alert_carries_the_advice_of_the_page_and_the_command_that_explains_i
 
 def test_the_commands_of_an_alert_have_the_options_that_each_takes() -> None:
     fleet = FleetState(mode="drain", how=" --local /var/lib/cluster.db")
-    summary_in(fleet, "n1").decision.hold = NodeHold("stop", "set", "set", NOW)
+    summary_in(fleet, "n1").decision.hold = Held("stop", "set", "set", since=NOW)
     settings = AlertSettings()
     by = Router(
         targets_of(settings), settings, FleetContext(fleet, "", ()), advise=FleetAdvice(fleet)

@@ -13,7 +13,8 @@ import pytest
 
 from aggregator.cluster.condition_record import CONDITIONS
 from aggregator.cluster.port import NodeMeta
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.decide.held import Held
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.aggregator.test_node_poller import Bench
 
@@ -75,7 +76,7 @@ def test_it_visits_no_more_nodes_of_a_larger_fleet(
     for nodes in (SMALL, LARGE):
         registry = fleet(nodes)
         registry.annotated(CONDITIONS)
-        registry.node_state("n1").set_hold(NodeHold("limits.concurrent", "1", "full", 0.0))
+        registry.node_state("n1").set_hold(Held("limits.concurrent", "1", "full", since=0.0))
         ran.append(lines_run(lambda: work(registry)))  # noqa: B023 - called at once
     assert ran[0] == ran[1] > 0
 

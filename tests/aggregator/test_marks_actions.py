@@ -17,11 +17,12 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.quarantine.actions import adoption
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS, CONDITION
 from aggregator.quarantine.decide.node_marks import marked_by
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED
-from aggregator.quarantine.state.fleet import UNCLAIMED, NodeHold
+from aggregator.quarantine.state.fleet import UNCLAIMED
 from tests.aggregator.released_node import ENTRY, Back, of_evidence, strayed, with_back
 from tests.aggregator.test_node_actions import made
 from tests.support.node_states import set_fields
@@ -260,7 +261,7 @@ async def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_a
     await bench.adopter.forget_node(node_state, "x")
     assert (node_state.quarantine_view.to_adopt, bench.forgotten) == (True, [])
     bench.world.set_node(node)
-    node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
+    node_state.decision.hold = Held("x", "1", "y", since=1.0)
     await bench.adopter.forget_node(node_state, "x")
     assert bench.forgotten == [ENTRY]
     assert [node_state.decision.hold] == [None]

@@ -40,7 +40,6 @@ from aggregator.quarantine.decide.node_marks import PLAIN, read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
 from aggregator.quarantine.reconcile.admission import AdmissionReconciler
-from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.memory_cluster import MemoryCluster, World
@@ -270,7 +269,7 @@ async def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_
     assert acts.wanted_now(node_state) is None
     node_state.decision.wanted, node_state.decision.hold = (
         wanted(),
-        NodeHold("x", "1", "y", 1.0),
+        Held("x", "1", "y", since=1.0),
     )
     assert acts.wanted_now(node_state) is node_state.decision.wanted
     assert node_state.decision.hold is not None, "nothing stands: its proposal was held"
@@ -292,7 +291,7 @@ async def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_
         made(action=Action.CORDON, intent_action=Action.DRAIN),
     ):
         bench.stands(stands)
-        node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
+        node_state.decision.hold = Held("x", "1", "y", since=1.0)
         assert acts.wanted_now(node_state) is node_state.decision.wanted
         assert node_state.decision.hold is None
     bench.stands(made(action=Action.CORDON, requester="alice"))
@@ -304,7 +303,7 @@ async def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_ac
 ) -> None:
     for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
         bench.node_state.decision.hold, bench.switch.reason = (
-            NodeHold(limit, "1", "y", 1.0),
+            Held(limit, "1", "y", since=1.0),
             reason,
         )
         bench.holds.unhold(bench.node_state)
@@ -320,7 +319,7 @@ async def test_a_stop_that_is_over_holds_a_quarantine_no_more(bench: Bench) -> N
     ):
         bench.node_state.own_quarantine_view().quarantine = made() if stands else None
         bench.node_state.decision.hold, bench.switch.reason = (
-            NodeHold(limit, "1", "y", 1.0),
+            Held(limit, "1", "y", since=1.0),
             reason,
         )
         bench.holds.unhold_resumed(bench.node_state)
@@ -338,7 +337,7 @@ async def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once(bench: Be
     first = bench.node_state.decision.hold
     bench.holds.hold_stopped(bench.node_state)
     assert bench.node_state.decision.hold == first
-    bench.node_state.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
+    bench.node_state.decision.hold = Held("maintenance", "1", "y", since=1.0)
     bench.stands(made(Phase.ADMITTED))
     bench.holds.hold_stopped(bench.node_state)
     assert bench.node_state.decision.hold.limit == "stop"
@@ -354,7 +353,7 @@ async def test_another_installations_quarantine_holds_only_what_we_want_too(benc
         (False, wanted(), False),
     ):
         node_state.decision.hold, node_state.decision.wanted = (
-            NodeHold("x", "1", "y", 1.0),
+            Held("x", "1", "y", since=1.0),
             state,
         )
         node_state.own_quarantine_view().quarantine = made(foreign="elsewhere") if foreign else None

@@ -19,10 +19,10 @@ from aggregator.events import EventKind
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.actions.node_actions import NodeReports
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.work_queue import NodeEvaluator, _is_done
-from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.replica import POLICY, Notes, all_in_mode, fault, hello, snapshot
@@ -191,7 +191,7 @@ async def test_a_hold_ends_where_nothing_is_to_be_done() -> None:
         (desired(Action.DRAIN, Action.DRAIN), False),
     ):
         bench.node_state.decision.wanted = wanted
-        bench.node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
+        bench.node_state.decision.hold = Held("x", "1", "y", since=1.0)
         bench.made._emit_preview(bench.node_state, 1_000.0)
         assert (bench.node_state.decision.hold is None) == ends
 

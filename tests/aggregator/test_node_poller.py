@@ -22,6 +22,7 @@ from aggregator.events import EventKind
 from aggregator.health.model import Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Evidence, Incident
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN
 from aggregator.quarantine.decide.uncordon import Uncordoned
@@ -34,7 +35,7 @@ from aggregator.quarantine.reconcile.poller import (
     NodePoller,
     failing_in_silence,
 )
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.node_states import set_fields
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}
 FOREVER = float("-inf")
-HELD = NodeHold("maintenance", "others", "x", 1.0)
+HELD = Held("maintenance", "others", "x", since=1.0)
 
 
 def bare(**changes: Any) -> Node:

@@ -24,6 +24,7 @@ from aggregator.cluster.port import (
 from aggregator.health.model import Cleared, Component, Fault, Status
 from aggregator.health.node import REMEMBERED, NodeHealth
 from aggregator.policy.evaluate import Evidence, Incident
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS, RestoreRules
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, NONE, PIN
@@ -40,7 +41,7 @@ from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
-from aggregator.quarantine.state.fleet import NodeHold, QuarantineSummary
+from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.quarantine.state.node import NodeState, _joined
 from aggregator.quarantine.state.quarantine_view import MARKED
 from tests.support.node_states import set_fields, state_of, summary_of
@@ -102,7 +103,7 @@ def incident(action: str = "drain", **changes: Any) -> Incident:
 # -- the page's colours ---------------------------------------------------------------------------
 
 
-HELD = NodeHold("stop", "set", "x", 1.0)
+HELD = Held("stop", "set", "x", since=1.0)
 WELL = component("xid", "", Status.OK)
 
 

@@ -28,6 +28,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.decide.admission import AdmissionStep
 from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.decide.overrides import Override
@@ -53,7 +54,7 @@ from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields
@@ -258,7 +259,7 @@ async def test_there_is_work_for_each_single_reason(bench: Bench) -> None:
     for name, value in (
         ("wanted", WANTED),
         ("quarantine", quarantine()),
-        ("hold", NodeHold("stop", "set", "x", 1.0)),
+        ("hold", Held("stop", "set", "x", since=1.0)),
         ("operator_requests", replace(NONE, force=Action.CORDON)),
         ("needs_read", True),
         ("orphan", "uid"),

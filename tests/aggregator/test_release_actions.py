@@ -18,6 +18,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions import release
 from aggregator.quarantine.actions.release import CHECK_AGAIN
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import write_overruled
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED, PIN
@@ -29,7 +30,6 @@ from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
     Uncordoned,
 )
-from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.runtime.interning import EMPTY
 from tests.aggregator.released_node import ENTRY, OVER, WORD, Back, of_evidence, with_back
 from tests.aggregator.test_node_actions import made
@@ -162,7 +162,7 @@ async def test_another_installations_quarantine_gives_our_place_back(bench: Back
     await bench.holds.leave_foreign(bench.node_state)
     assert (bench.node_state.work.needs_read, bench.withdrawn) == (False, [])
     bench.entries["n1"] = ENTRY
-    bench.node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
+    bench.node_state.decision.hold = Held("x", "1", "y", since=1.0)
     await bench.holds.leave_foreign(bench.node_state)
     assert bench.withdrawn == [ENTRY]
     assert [bench.node_state.decision.hold] == [None]

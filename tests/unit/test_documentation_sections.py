@@ -36,16 +36,16 @@ def test_the_test_alert_and_each_common_cause_have_a_section() -> None:
 
 
 def held_names() -> set[str]:
-    """The first argument of each `Held(...)` and `NodeHold(...)` that is a literal."""
+    """The first argument of each `Held(...)` that is a literal."""
     found = set()
     sources = (file.read_text("utf-8") for file in (ROOT / "aggregator").rglob("*.py"))
     # To parse all takes seconds.
-    for source in (one for one in sources if "Held(" in one or "NodeHold(" in one):
+    for source in (one for one in sources if "Held(" in one):
         for node in ast.walk(ast.parse(source)):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
-                and node.func.id in ("Held", "NodeHold")
+                and node.func.id == "Held"
                 and node.args
                 and isinstance(node.args[0], ast.Constant)
                 and node.args[0].value

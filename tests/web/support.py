@@ -47,9 +47,10 @@ from aggregator.jobs.recorder import JobCounts
 from aggregator.policy.evaluate import Evidence, Incident, incident_id
 from aggregator.policy.lemons import Lemon
 from aggregator.quarantine.decide.common_cause import CommonCause
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.web import models
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
@@ -390,7 +391,7 @@ def small_fleet(hands: Hands) -> FleetState:
     held = summary_in(fleet, "node-3")
     incident_of(held, now, ago=60.0)
     text = "20 nodes are in quarantine; the limit is 20"
-    held.decision.hold = NodeHold("limits.concurrent", "20", text, wall - 55.0)
+    held.decision.hold = Held("limits.concurrent", "20", text, since=wall - 55.0)
     watched = summary_in(fleet, "node-4")
     incident_of(
         watched,
@@ -445,7 +446,7 @@ def rack_fleet(hands: Hands, sick: int = 41) -> FleetState:
             fleet.record_entries += 1
         else:
             text = "13 nodes are in quarantine; the limit is 13"
-            node_summary.decision.hold = NodeHold("limits.concurrent", "13", text, wall - number)
+            node_summary.decision.hold = Held("limits.concurrent", "13", text, since=wall - number)
     return fleet
 
 
@@ -462,8 +463,8 @@ def big_fleet(hands: Hands, count: int = 7500) -> FleetState:
             fleet.record_entries += 1
         elif number % 151 == 5:
             incident_of(node_summary, now, ago=float(number))
-            node_summary.decision.hold = NodeHold(
-                "limits.concurrent", "200", "the limit is 200", wall - 60.0
+            node_summary.decision.hold = Held(
+                "limits.concurrent", "200", "the limit is 200", since=wall - 60.0
             )
         elif number % 61 == 7:
             incident_of(node_summary, now, action="observe", kind="network", ago=float(number))

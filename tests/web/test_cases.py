@@ -13,8 +13,9 @@ import pytest
 from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Snapshot, Status
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
+from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
 from aggregator.web import models
 from aggregator.web.cases import deciding_rule, open_cases, selected
 from aggregator.web.map_view import ONE_BLOCK, MapLayouts, map_layout, suited_key
@@ -171,7 +172,7 @@ async def test_more_rows_of_one_state_are_a_link_away_that_keeps_the_filter() ->
     fleet = FleetState(mode="drain")
     for number in range(12):
         summary = well(fleet, f"node-{number}", HANDS.now)
-        summary.decision.hold = NodeHold("limits.concurrent", "1", f"reason {number}", HANDS.wall)
+        summary.decision.hold = Held("limits.concurrent", "1", f"reason {number}", since=HANDS.wall)
     async with serving(fleet, HANDS.clocks()) as served:
         text = await served.text("/?rows=10&q=node")
         assert "and 2 more nodes" in text

@@ -22,7 +22,8 @@ from aggregator.cli.watch import watch
 from aggregator.cluster.port import Phase
 from aggregator.demo.ports import free_port
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.decide.held import Held
+from aggregator.quarantine.state.fleet import FleetState
 from tests.support.aggregator_program import SICKBAY
 from tests.support.pki import Authority
 from tests.support.present import present
@@ -54,7 +55,7 @@ async def test_status_counts_held_nodes_and_held_drains_apart(served: Served) ->
     quarantined = next(
         one for one in served.fleet.node_summaries.values() if one.quarantine is not None
     )
-    quarantined.decision.hold = NodeHold("stop", "set", "work on the fabric", 0.0)
+    quarantined.decision.hold = Held("stop", "set", "work on the fabric", since=0.0)
     done = await in_process("status", "--url", served.url)
     assert re.search(r"^held back +1 ", done.out, re.MULTILINE), done.out
     assert re.search(r"^drains held +1 ", done.out, re.MULTILINE), done.out

@@ -17,11 +17,12 @@ from aggregator.cluster.node_names import OVERRULED
 from aggregator.cluster.port import Action, Blocker, Node, Phase, Quarantine
 from aggregator.cluster.words import LOCAL, SLURM, ClusterWords
 from aggregator.events import EventKind, Transition
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.node_marks import foreign_hands
 from aggregator.quarantine.decide.plans.marks import MarkView, plan_marks
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.decide.uncordon import Uncordoned, UncordonRules, after_uncordon
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.fleet import FleetState
 from tests.support.words_of_kubernetes import found_in, shown
 from tests.web.support import (
     Hands,
@@ -58,7 +59,7 @@ def site(words: ClusterWords) -> FleetState:
     for number, limit in enumerate(sorted(advice.HOLDS.keys() - {"eviction"})):
         summary = well(fleet, f"h{number}", HANDS.now)
         incident_of(summary, HANDS.now)
-        summary.decision.hold = NodeHold(limit, "3", "for a reason", HANDS.wall)
+        summary.decision.hold = Held(limit, "3", "for a reason", since=HANDS.wall)
     return fleet
 
 

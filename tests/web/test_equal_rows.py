@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.port import Blocker, Phase
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.decide.held import Held
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.cases import open_cases
 from aggregator.web.drift_view import drift_rows
 from aggregator.web.equal_rows import equal_cases, rows_in
@@ -66,7 +67,7 @@ def test_holds_by_another_limit_or_for_another_reason_are_not_equal() -> None:
     fleet = FleetState(mode="drain")
     for number, (limit, reason) in enumerate((("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"))):
         node_summary = well(fleet, f"node-{number}", HANDS.now)
-        node_summary.decision.hold = NodeHold(limit, "1", reason, HANDS.wall)
+        node_summary.decision.hold = Held(limit, "1", reason, since=HANDS.wall)
     groups = equal_cases(open_cases(view_fleet(fleet, NOW)))
     assert [len(group.rows) for group in groups] == [2, 1, 1]
 
@@ -90,7 +91,7 @@ async def test_the_page_names_the_nodes_of_a_group_and_keeps_hostile_text_harmle
         incident_of(
             node_summary, HANDS.now, code=HOSTILE, component=HOSTILE, summary=f"{HOSTILE} {name}"
         )
-        node_summary.decision.hold = NodeHold(HOSTILE, HOSTILE, HOSTILE, HANDS.wall)
+        node_summary.decision.hold = Held(HOSTILE, HOSTILE, HOSTILE, since=HANDS.wall)
     async with serving(fleet, HANDS.clocks()) as served:
         text = await served.text("/")
         assert text.count('<details class="fold nodes"') == 1

@@ -21,10 +21,11 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.words import KUBERNETES
 from aggregator.events import EventKind, Transition
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
 from aggregator.quarantine.settings import Settings, limits_for_people
-from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
+from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
 from aggregator.runtime.text import natural
 from aggregator.web import node_view, timefmt
 from aggregator.web.fleet_view import FleetViewFindings
@@ -261,7 +262,7 @@ def test_no_command_passes_a_limit_or_a_common_cause() -> None:
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now)
     for limit in advice.HOLDS.keys() - {"maintenance", "stale-mark"}:
-        node_summary.decision.hold = NodeHold(limit, "3", "for a reason", HANDS.wall)
+        node_summary.decision.hold = Held(limit, "3", "for a reason", since=HANDS.wall)
         shown = view_of(fleet)
         assert "sickbay quarantine " not in shown.incidents[0].advice + shown.holds[0].advice
 
@@ -293,11 +294,13 @@ def test_a_release_that_fails_is_no_reason_to_do_nothing() -> None:
 def test_a_hold_says_what_lifts_it() -> None:
     fleet = FleetState(stop="the switch is being replaced")
     node_summary = well(fleet, "node-1", HANDS.now)
-    node_summary.decision.hold = NodeHold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
+    node_summary.decision.hold = Held(
+        "stop", fleet.stop, "the stop switch is set", since=HANDS.wall
+    )
     (held,) = view_of(fleet).holds
     assert "sickbay resume" in held.advice
     assert held.documentation == "docs/holds.md#stop"
-    node_summary.decision.hold = NodeHold("limits.new_thing", "3", "for a reason", HANDS.wall)
+    node_summary.decision.hold = Held("limits.new_thing", "3", "for a reason", since=HANDS.wall)
     assert "limits.new_thing" in view_of(fleet).holds[0].advice
 
 
@@ -401,7 +404,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
         well(fleet, "node-9", HANDS.now).decision.would = "drain: xid:79"
         for number, limit in enumerate(advice.HOLDS):
             held = well(fleet, f"held-{number}", HANDS.now)
-            held.decision.hold = NodeHold(limit=limit, value="1", reason="why", since=HANDS.wall)
+            held.decision.hold = Held(limit=limit, value="1", reason="why", since=HANDS.wall)
     local.how, local.mode = how, "drain"
     shown, known = view_of(local), 0
     listed = {one.advice for one in shown.incidents} | {one.advice for one in shown.holds}

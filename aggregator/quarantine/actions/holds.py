@@ -15,7 +15,7 @@ from aggregator.quarantine.decide.admission import Proposal, stopped
 from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS, DesiredState, is_overridden
 from aggregator.quarantine.decide.maintenance import is_stale
-from aggregator.quarantine.state.fleet import UNREAD_STATUS, NodeHold
+from aggregator.quarantine.state.fleet import UNREAD_STATUS
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
@@ -55,7 +55,7 @@ class NodeHolds:
         self._acts.stages.note_hold(node_state.node)
         before = node_state.decision.hold
         since = before.since if before is not None else self._acts.clocks.wall()
-        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
+        node_state.set_hold(replace(held, since=since))
         if not reports or (before is not None and before.limit == held.limit):
             return
         details = {"limit": held.limit, "value": held.value}

@@ -13,7 +13,8 @@ class Held:
     """Why not now: the limit by its name in the configuration, its value, and a sentence.
 
     ``cause``: the id of the common cause, where that is why. ``spare``: how many admissions a
-    rate counts above those that it allows.
+    rate counts above those that it allows. ``since`` (wall clock seconds): when a node began to be
+    held by it.
     """
 
     limit: str
@@ -21,6 +22,7 @@ class Held:
     reason: str
     cause: str = ""
     spare: int = 0
+    since: float = 0.0
 
     @property
     def text(self) -> str:

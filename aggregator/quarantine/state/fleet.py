@@ -17,6 +17,7 @@ from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.common_cause import CommonCause
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import DesiredState
 from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.pools import Pools
@@ -106,17 +107,6 @@ class AgentView:
         self.health = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeHold:
-    """Why a proposal may not be carried out now: the limit by name, and what it is set to."""
-
-    limit: str
-    value: str
-    reason: str
-    since: float  # wall clock seconds
-    cause: str = ""  # the id of the common cause, where that is why
-
-
 #: The hold of a quarantine whose status can't be read in whole: none of the limits.
 UNREAD_STATUS = "unread-status"
 
@@ -137,7 +127,7 @@ class Decision:
 
     incidents: Mapping[str, Incident] = field(default_factory=lambda: EMPTY)
     wanted: DesiredState | None = None
-    hold: NodeHold | None = None
+    hold: Held | None = None
     would: str = ""
     spared: str = ""
     requests: tuple[str, ...] = ()

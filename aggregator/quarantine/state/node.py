@@ -8,13 +8,14 @@ from aggregator.policy.evaluate import Incident, evaluate
 from aggregator.policy.node_rules import reweighed
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import silent_match
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS, incidents_of, wanted_of
 from aggregator.quarantine.decide.node_marks import words_of
 from aggregator.quarantine.decide.operator_requests import NONE, describe
 from aggregator.quarantine.decide.overrides import Override, may_be_open
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
 from aggregator.quarantine.state.cluster_view import OthersMarks
-from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
+from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 
 
@@ -30,7 +31,7 @@ class NodeState(NodeSummary):
     held: dict[str, "NodeState"] = field(default_factory=dict, repr=False, compare=False)
     others: OthersMarks = field(default_factory=OthersMarks, repr=False, compare=False)
 
-    def set_hold(self, hold: NodeHold | None) -> None:
+    def set_hold(self, hold: Held | None) -> None:
         """The answer to a proposal; None: no limit holds it, or there is none any more."""
         self.decision.hold = hold
         if hold is not None:
