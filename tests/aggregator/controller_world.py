@@ -550,10 +550,8 @@ class ControllerWorld(RuleBasedStateMachine):
             assert one.status.node_uid == node.uid, one
             if node.unschedulable:
                 told = one.status.marks.missing if one.status.marks is not None else ()
-                assert node_state.lacks(node, one) == told == node_state.quarantine_view.missing, (
-                    one,
-                    node,
-                )
+                view = node_state.quarantine_view
+                assert view.lacks(node, one) == told == view.missing, (one, node)
 
     def _explained(self) -> None:
         """A wanted action is done, or people are told why not; a recent change (an exemption that

@@ -149,7 +149,7 @@ async def test_the_node_is_read_where_its_agent_proves_another_uid(
     bench: Bench, listed: str, uid: str, in_force: Quarantine | None, *, reads: bool
 ) -> None:
     bench.node_state.cluster.meta = NodeMeta("n1", listed) if listed else None
-    bench.node_state.own_quarantine_view().quarantine = in_force
+    bench.node_state.quarantine_view.quarantine = in_force
     assert ("add_for_read" in bench.connect(uid)) == reads
 
 

@@ -48,7 +48,7 @@ async def test_a_newer_announcement_waits_for_the_older(bench: Bench) -> None:
 
     bench.announcer._cluster = SimpleNamespace(announce=announce)
     await bench.announcer.settle(bench.node_state)
-    bench.node_state.own_quarantine_view().condition_seen = True
+    bench.node_state.quarantine_view.condition_seen = True
     bench.announcer.announce(bench.node_state, "u", "first")
     assert not bench.node_state.quarantine_view.condition_seen
     bench.announcer.announce(bench.node_state, "u", "second")

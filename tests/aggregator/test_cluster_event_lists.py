@@ -101,9 +101,9 @@ async def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_is_on_it(
     ghost.agent.attached = True
     assert not is_no_more(ghost)
     ghost.agent.attached = False
-    ghost.own_quarantine_view().quarantine = quarantine()
+    ghost.quarantine_view.quarantine = quarantine()
     assert not is_no_more(ghost)
-    ghost.own_quarantine_view().quarantine = None
+    ghost.quarantine_view.quarantine = None
     ghost.work.task = asyncio.ensure_future(asyncio.sleep(5))
     assert not is_no_more(ghost), "something is being done"
     await ghost.work.task
@@ -185,16 +185,16 @@ def others_cordoned_it(node_state: NodeState) -> None:
 
 def others_cordoned_it_and_it_is_waited_for(node_state: NodeState) -> None:
     others_cordoned_it(node_state)
-    node_state.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
+    node_state.quarantine_view.quarantine = quarantine(phase=Phase.ADMITTED)
     node_state.cluster.maintained = "kured"
 
 
 def its_quarantine_is_of_another_node(node_state: NodeState) -> None:
-    node_state.own_quarantine_view().quarantine = quarantine(node_uid="another")
+    node_state.quarantine_view.quarantine = quarantine(node_uid="another")
 
 
 def its_quarantine_is_of_no_node_yet(node_state: NodeState) -> None:
-    node_state.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
+    node_state.quarantine_view.quarantine = quarantine(phase=Phase.ADMITTED)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,7 @@ async def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(bench:
     bench.listed()
     assert node_state.quarantine_view.unclaimed == ""
     assert not is_marked(node_state)
-    node_state.own_quarantine_view().quarantine = quarantine(
-        node_uid="uid-n1", phase=Phase.ADMITTED
-    )
+    node_state.quarantine_view.quarantine = quarantine(node_uid="uid-n1", phase=Phase.ADMITTED)
     bench.listed(**{APPLIED: "x"})
     assert not is_unclaimed(node_state)
 
@@ -320,7 +318,7 @@ async def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedul
         (Phase.ADMITTED, False, False),
         (Phase.RELEASING, False, False),
     ):
-        node_state.own_quarantine_view().quarantine = quarantine(phase=phase, node_uid="uid-n1")
+        node_state.quarantine_view.quarantine = quarantine(phase=phase, node_uid="uid-n1")
         set_fields(node_state, needs_read=False, signs=signs, definition_going=True)
         bench.cluster_events._queue.view = False
         names = frozenset({"n1"} if unschedulable else ())
@@ -331,7 +329,7 @@ async def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedul
         assert node_state.cluster.signs == (signs if suspect else ())
         assert not node_state.quarantine_view.definition_going
         assert bench.cluster_events._queue.view
-    node_state.own_quarantine_view().vanished = "uid"
+    node_state.quarantine_view.vanished = "uid"
     await bench.cluster_events._view_restored(frozenset())
     assert (node_state.quarantine_view.vanished, node_state.quarantine_view.to_adopt) == (
         "",
@@ -344,9 +342,9 @@ def test_which_cases_are_schedulable_or_absent() -> None:
     assert not _is_schedulable(node_state)
     assert not _is_absent(node_state)
     for whose in Uncordoned:
-        node_state.own_quarantine_view().uncordoned = whose
+        node_state.quarantine_view.uncordoned = whose
         assert _is_schedulable(node_state) == (whose is not Uncordoned.NO)
-    node_state.own_quarantine_view().quarantine = quarantine(node_absent_since=0.0)
+    node_state.quarantine_view.quarantine = quarantine(node_absent_since=0.0)
     assert not _is_absent(node_state)
-    node_state.own_quarantine_view().quarantine = quarantine(node_absent_since=0.5)
+    node_state.quarantine_view.quarantine = quarantine(node_absent_since=0.5)
     assert _is_absent(node_state)

@@ -119,7 +119,7 @@ class Bench:
 
     def node_state(self, quarantine: Quarantine | None = None) -> Any:
         found: Any = self.registry.node_state("n1")
-        found.own_quarantine_view().quarantine = quarantine
+        found.quarantine_view.quarantine = quarantine
         return found
 
 
@@ -175,7 +175,7 @@ async def test_a_quarantine_that_somebody_took_away_leaves_an_orphan(bench: Benc
     await bench.send_event(QuarantineSeen(made(node_absent_since=1.0)))
     node_state.decision.incidents, node_state.decision.wanted = {"i": 1}, object()
     set_fields(node_state, release_held="x", release_poll=9.0)
-    node_state.own_quarantine_view().definition_going = True
+    node_state.quarantine_view.definition_going = True
     assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
     assert list(bench.registry.quarantine_index.quarantines()) == []
     assert bench.registry.absent == set()
@@ -211,7 +211,7 @@ async def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_sta
 
 async def test_one_that_a_read_missed_first_is_told_of_by_the_watch(bench: Bench) -> None:
     node_state = bench.node_state(None)
-    node_state.own_quarantine_view().vanished = "q"
+    node_state.quarantine_view.vanished = "q"
     assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
     assert (
         node_state.quarantine_view.orphan,

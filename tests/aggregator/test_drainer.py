@@ -231,7 +231,7 @@ async def rounds(bench: Drain, node_at: float | None = None) -> Any:
 
 async def test_a_node_is_empty_when_two_reads_apart_say_so(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     began = bench.loop.time()
     read = await rounds(bench)
     assert read.plan.remaining == 0
@@ -260,7 +260,7 @@ async def test_one_late_read_says_so_too_unless_a_pod_may_be_on_its_way(
 ) -> None:
     asked = HookStatus(HookState.DONE, 5900.0) if but == "a hook" else None
     await bench.marked(Phase.DRAINING, pre_evict=asked)
-    view = bench.node_state.own_quarantine_view()
+    view = bench.node_state.quarantine_view
     view.quarantine = bench.now()
     if but != "marked by another replica":
         uid = "other" if but == "marked for another quarantine" else "q"
@@ -291,7 +291,7 @@ async def test_only_a_drain_that_never_began_before_is_new(bench: Drain) -> None
 
 async def test_a_pod_that_comes_between_the_two_reads_is_asked_to_go_first(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     began = bench.loop.time()
     bench.loop.call_later(2, lambda: bench.world.add_pod("n1", "a"))
     bench.loop.call_later(6, bench.world.pods.clear)
@@ -305,10 +305,10 @@ async def test_rounds_end_with_their_drain(bench: Drain) -> None:
     bench.standing = False
     assert await rounds(bench) is None
     assert bench.cluster.asked["pods_on"] == 0
-    bench.standing, bench.node_state.own_quarantine_view().quarantine = True, None
+    bench.standing, bench.node_state.quarantine_view.quarantine = True, None
     assert await rounds(bench) is None
     assert bench.cluster.asked["pods_on"] == 1
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     bench.world.add_pod("n1", "a")
     bench.loop.call_later(3, lambda: setattr(bench, "standing", False))
     assert await rounds(bench) is None
@@ -319,7 +319,7 @@ async def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_
     bench: Drain,
 ) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     bench.world.add_pod("n1", "a")
     bench.made._lanes.drains = 1
     bench.moved = [True, False, False, False, True]
@@ -333,7 +333,7 @@ async def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_on
     bench: Drain,
 ) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     pod = bench.world.add_pod("n1", "a")
     bench.made._lanes.drains = 1
     bench.loop.call_later(1.5, lambda: setattr(bench, "standing", False))
@@ -358,7 +358,7 @@ async def test_no_eviction_follows_an_old_read_of_the_node(
     bench: Drain, age: float, due: float, reads: int
 ) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     bench.world.add_pod("n1", "a")
     bench.due = due
     bench.loop.call_later(0.05, lambda: setattr(bench, "standing", False))
@@ -399,7 +399,7 @@ async def test_progress_that_was_held_back_is_written_during_the_rest(
     bench: Drain, written: float, *, shown: bool
 ) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     bench.world.add_pod("n1", "a")
     began = bench.loop.time()
     pods = await bench.cluster.pods_on("n1")
@@ -436,7 +436,7 @@ async def test_a_longer_wait_has_a_most_that_grows_with_the_drains(bench: Drain)
 
 async def test_a_late_drain_is_reported_once_with_three_of_its_blockers(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     four = tuple(Blocker(f"jobs/{one}", "its budget allows none", 1.0) for one in "abcd")
     bench.evictions.blockers = lambda _: four
     plan = DrainPlan(kept=dict.fromkeys(("jobs/a", "jobs/b", "jobs/c", "jobs/d"), "x"))
@@ -444,7 +444,7 @@ async def test_a_late_drain_is_reported_once_with_three_of_its_blockers(bench: D
         await asyncio.sleep(100)
         read = drainer._Read(plan, DrainMoment(now, 0.0, 600.0), now, 0.0)
         await bench.made._progress(bench.node_state, read, bench.evictions)
-        bench.node_state.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.quarantine_view.quarantine = bench.now()
     (late,) = bench.notes.transitions
     assert late.summary.count("its budget allows none") == 3
     assert "jobs/c" in late.summary
@@ -459,7 +459,7 @@ async def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(
     bench.node_state.cluster.node_gone = True
     if phase is not None:
         await bench.marked(phase)
-        bench.node_state.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.quarantine_view.quarantine = bench.now()
     await bench.made.explain(bench.node_state)
     messages = [one.status.message for one in bench.world.quarantines.values()]
     gone = "the node is gone: no pods are left to drain"
@@ -468,7 +468,7 @@ async def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(
 
 async def test_an_end_shows_what_stays_behind(bench: Drain) -> None:
     await bench.marked(Phase.DRAINING)
-    bench.node_state.own_quarantine_view().quarantine = bench.now()
+    bench.node_state.quarantine_view.quarantine = bench.now()
     bench.made._memories["n1"] = bench.memory
     moment = DrainMoment(1.0, 1.0, 2.0)
     read = drainer._Read(DrainPlan(stuck={"jobs/a": "x"}), moment, 77.0, 0.0)
@@ -480,7 +480,7 @@ async def test_an_end_shows_what_stays_behind(bench: Drain) -> None:
     assert status.drained_at == pytest.approx(6000.0, abs=10)
     assert "drained: no pods are left" in bench.notes.transitions[-1].summary
     assert bench.made._memories == {}
-    bench.node_state.own_quarantine_view().quarantine = None
+    bench.node_state.quarantine_view.quarantine = None
     await bench.made._finish(bench.node_state, read, bench.evictions)
     assert len(bench.kinds()) == 1
 

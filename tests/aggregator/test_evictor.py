@@ -242,7 +242,7 @@ def test_the_rest_of_a_gang_is_looked_for_only_where_it_goes_whole(
             pod("daemon", node="n2", owner_kind="DaemonSet"),
         ]
         if not stands:
-            bench.node_state.own_quarantine_view().quarantine = None
+            bench.node_state.quarantine_view.quarantine = None
         gang = Gang("jobs", "key", "g", label)
         others = await bench.evictor._pods_on_other_nodes(gang, [pod("here")])
         assert [one.name for one in others] == (["far", "same-time"] if found else [])
@@ -368,7 +368,7 @@ async def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest
         ("jobs/kept", 5000.0),
     ]
     known = Blocker("jobs/kept", "protected", 3.0)
-    bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
+    bench.node_state.quarantine_view.quarantine = quarantine(blockers=(known,))
     assert bench.evictor.blockers(plan)[0] == known
     many = DrainPlan(kept={f"jobs/{number}": "x" for number in range(MOST_BLOCKERS + 5)})
     assert len(bench.evictor.blockers(many)) == MOST_BLOCKERS
@@ -376,7 +376,7 @@ async def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest
 
 async def test_a_pod_in_the_way_is_told_once_and_not_where_its_status_said_so(bench: Bench) -> None:
     known = Blocker("jobs/known", "x", 3.0)
-    bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
+    bench.node_state.quarantine_view.quarantine = quarantine(blockers=(known,))
     for key in ("jobs/known", "jobs/new", "jobs/new"):
         bench.evictor.emit_evictions(key, "x")
     assert len(bench.told) == 1
@@ -494,7 +494,7 @@ async def test_progress_is_written_every_few_seconds_and_only_where_it_is_news(
     await made._progress(bench.node_state, read_of(plan), bench.evictor)
     assert [one.pods_remaining for one in writes] == [1]
     assert bench.memory.written_at == bench.loop.time()
-    bench.node_state.own_quarantine_view().quarantine = replace(quarantine(), status=writes[0])
+    bench.node_state.quarantine_view.quarantine = replace(quarantine(), status=writes[0])
     two = DrainPlan(evict=(pod("a"), pod("b")))
     await asyncio.sleep(STATUS_EVERY - 0.1)
     await made._progress(bench.node_state, read_of(two), bench.evictor)

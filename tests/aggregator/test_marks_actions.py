@@ -38,7 +38,7 @@ async def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_i
 ) -> None:
     node_state = bench.node_state
     await bench.marked()
-    node_state.own_quarantine_view().missing = ("label",)
+    node_state.quarantine_view.missing = ("label",)
     await bench.restorer.report(node_state, bench.now())
     status = bench.now().status
     assert isinstance(status.marks, MarksStatus)
@@ -49,15 +49,15 @@ async def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_i
     assert bench.kinds() == ["quarantine.marks_missing"]
     assert bench.notes.transitions[0].details == {"missing": "label"}
     await asyncio.sleep(20)
-    node_state.own_quarantine_view().missing = ("taint", "label")
+    node_state.quarantine_view.missing = ("taint", "label")
     await bench.restorer.report(node_state, bench.now())
     assert bench.now().status.marks == MarksStatus(missing=("taint", "label"), since=since)
     assert len(bench.kinds()) == 2
     assert bench.notes.transitions[1].details == {"missing": "taint, label"}
-    node_state.own_quarantine_view().missing = ("taint",)
+    node_state.quarantine_view.missing = ("taint",)
     await bench.restorer.report(node_state, bench.now())
     assert len(bench.kinds()) == 2, "one is there again, and another is still missing"
-    node_state.own_quarantine_view().missing = ()
+    node_state.quarantine_view.missing = ()
     await bench.restorer.report(node_state, bench.now())
     status = bench.now().status
     assert [status.marks] == [None]
@@ -70,7 +70,7 @@ async def test_a_drains_message_is_not_replaced_by_that_of_lost_marks(bench: Bac
     await bench.marked(
         Phase.DRAINED, message="drained", marks=MarksStatus(restored=2, restored_at=4900.0)
     )
-    bench.node_state.own_quarantine_view().missing = ("label",)
+    bench.node_state.quarantine_view.missing = ("label",)
     await bench.restorer.report(bench.node_state, bench.now())
     status = bench.now().status
     assert status.message == "drained"
@@ -128,7 +128,7 @@ async def test_marks_of_a_quarantine_by_hand_are_set_again_also_beside_others_wo
 ) -> None:
     await bench.marked()
     node, node_state = bench.world.nodes["n1"], bench.node_state
-    node_state.own_quarantine_view().missing = ("label",)
+    node_state.quarantine_view.missing = ("label",)
     ours, theirs = bench.now(), replace(bench.now(), spec=of_evidence("alice"))
     assert bench.restorer._may(node_state, node, ours)
     for stands in (
@@ -185,15 +185,13 @@ async def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_anot
     await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.unclaimed == UNCLAIMED
     assert not bench.node_state.quarantine_view.to_adopt
-    bench.node_state.own_quarantine_view().remains = QuarantineSpec(
-        Action.DRAIN, "gpu", "x", "alice"
-    )
+    bench.node_state.quarantine_view.remains = QuarantineSpec(Action.DRAIN, "gpu", "x", "alice")
     node = bench.world.nodes["n1"]
     bench.annotated({})
     await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.unclaimed == "", "the node is not marked"
-    bench.node_state.own_quarantine_view().remains = None
-    bench.node_state.own_quarantine_view().unclaimed = UNCLAIMED
+    bench.node_state.quarantine_view.remains = None
+    bench.node_state.quarantine_view.unclaimed = UNCLAIMED
     await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.unclaimed == ""
     bench.adopter._mode = Action.DRAIN
@@ -208,10 +206,10 @@ async def test_what_went_with_its_definition_comes_back_as_it_was(bench: Back) -
     node, node_state = bench.world.nodes["n1"], bench.node_state
     ours, theirs = of_evidence(), of_evidence("alice")
     assert bench.adopter._spec(node_state, node) is None
-    node_state.own_quarantine_view().remains = ours
+    node_state.quarantine_view.remains = ours
     assert bench.adopter._spec(node_state, node) is None, "its marks are gone: so is its cause"
     assert bench.adopter._spec(node_state, replace(node, annotations={APPLIED: "{}"})) is ours
-    node_state.own_quarantine_view().remains = theirs
+    node_state.quarantine_view.remains = theirs
     assert bench.adopter._spec(node_state, node) is theirs
     assert bench.adopter._spec(node_state, None) is theirs
     await bench.adopter.adopt(node_state)
@@ -281,8 +279,8 @@ async def test_the_marks_of_a_quarantine_that_a_person_deleted_are_undone_and_re
     await strayed(bench)
     (
         bench.entries["n1"],
-        bench.node_state.own_quarantine_view().orphan,
-        bench.node_state.own_quarantine_view().to_adopt,
+        bench.node_state.quarantine_view.orphan,
+        bench.node_state.quarantine_view.to_adopt,
     ) = ENTRY, "q", False
     notes = {**bench.world.nodes["n1"].annotations, FORCE: "cordon x"}
     bench.annotated(notes)
@@ -297,7 +295,7 @@ async def test_the_marks_of_a_quarantine_that_a_person_deleted_are_undone_and_re
     assert len(bench.kinds()) == 1
     assert bench.notes.transitions[0].kind is EventKind.OVERRULED
     assert bench.cluster.asked["announce"] == 1
-    bench.node_state.own_quarantine_view().orphan = "q"
+    bench.node_state.quarantine_view.orphan = "q"
     await bench.adopter.sweep(bench.node_state)
     assert len(bench.kinds()) == 1, "there was nothing to undo"
     assert bench.forgotten == [ENTRY, ENTRY]
@@ -330,7 +328,7 @@ async def test_the_marks_of_another_quarantine_are_not_swept_with_a_deleted_one(
     assert bench.forgotten == []
     assert bench.kinds() == []
     bench.stands(made())
-    bench.node_state.own_quarantine_view().orphan = "q"
+    bench.node_state.quarantine_view.orphan = "q"
     with pytest.raises(Conflict):
         await bench.adopter.sweep(bench.node_state)
     assert is_marked(bench.world.nodes["n1"])

@@ -56,7 +56,7 @@ class Missing:
     def node_state(self, name: str, *, gone: bool = True, stands: bool = True) -> Any:
         found: Any = NodeState(name, now=lambda: 1.0)
         found.cluster.node_gone = gone
-        found.own_quarantine_view().quarantine = object() if stands else None
+        found.quarantine_view.quarantine = object() if stands else None
         return found
 
 

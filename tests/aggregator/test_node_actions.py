@@ -190,7 +190,7 @@ class Bench:
     def stands(self, quarantine: Quarantine) -> Quarantine:
         """The cluster has it, and the case knows it."""
         found = self.world.put_quarantine(quarantine)
-        self.node_state.own_quarantine_view().quarantine = found
+        self.node_state.quarantine_view.quarantine = found
         return found
 
     def now(self) -> Quarantine:
@@ -225,7 +225,7 @@ async def test_no_act_begins_on_a_node_that_is_being_released(bench: Bench) -> N
             await guard()
     bench.stands(made())
     late = bench.acts.guard(bench.node_state)
-    bench.node_state.own_quarantine_view().drop()
+    bench.node_state.quarantine_view.drop()
     assert guard.lost() == "the quarantine of n1 is gone", "a release may end between two looks"
     with pytest.raises(GuardRefused, match="is gone"):
         await late()
@@ -317,7 +317,7 @@ async def test_a_stop_that_is_over_holds_a_quarantine_no_more(bench: Bench) -> N
         (True, "maintenance", "", False),
         (False, "stop", "", False),
     ):
-        bench.node_state.own_quarantine_view().quarantine = made() if stands else None
+        bench.node_state.quarantine_view.quarantine = made() if stands else None
         bench.node_state.decision.hold, bench.switch.reason = (
             Held(limit, "1", "y", since=1.0),
             reason,
@@ -356,7 +356,7 @@ async def test_another_installations_quarantine_holds_only_what_we_want_too(benc
             Held("x", "1", "y", since=1.0),
             state,
         )
-        node_state.own_quarantine_view().quarantine = made(foreign="elsewhere") if foreign else None
+        node_state.quarantine_view.quarantine = made(foreign="elsewhere") if foreign else None
         await bench.holds.leave_foreign(node_state)
         assert (node_state.decision.hold is not None) == holds
     assert len(bench.kinds()) == 1
@@ -553,7 +553,7 @@ async def test_on_another_node_only_what_counts_beyond_the_one_before_is_kept(be
     known = bench.stands(
         made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)
     )
-    bench.node_state.own_quarantine_view().node_replaced = True
+    bench.node_state.quarantine_view.node_replaced = True
     await bench.cordons.restart(bench.node_state, known)
     status = bench.now().status
     assert status.phase is Phase.ADMITTED
@@ -675,7 +675,7 @@ async def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
 ) -> None:
     await asyncio.sleep(20)
     known = bench.stands(made(Phase.CORDONED, **status))
-    bench.node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    bench.node_state.quarantine_view.uncordoned = Uncordoned.UNKNOWN
     await bench.objects.show_cordon(bench.node_state, known, text)
     assert bench.now().status.uncordoned == text
     assert len(bench.kinds()) == int(told)
@@ -722,7 +722,7 @@ async def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_i
     assert bench.node_state.quarantine_view.vanished == ""
     for ended, vanished in (("", "q"), ("q", "")):
         set_fields(bench.node_state, quarantine=made(), ended=ended)
-        bench.node_state.own_quarantine_view().vanished = ""
+        bench.node_state.quarantine_view.vanished = ""
         assert await bench.acts.reread(bench.node_state) is None
         assert bench.node_state.quarantine is None
         assert bench.node_state.quarantine_view.vanished == vanished
@@ -736,7 +736,7 @@ async def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_want
     bench.node_state.decision.wanted = wanted()
     bench.acts.emit_event(bench.node_state, kind, "x", {"a": "b"})
     theirs = made()
-    bench.node_state.own_quarantine_view().quarantine = replace(
+    bench.node_state.quarantine_view.quarantine = replace(
         theirs, spec=replace(theirs.spec, incident="j")
     )
     bench.acts.emit_event(bench.node_state, kind, "x")

@@ -155,21 +155,21 @@ def test_how_often_a_node_is_looked_at_goes_by_what_it_is_in() -> None:
     bench = Bench()
     node_state = bench.node_state()
     assert not bench.poller._is_due(node_state), "nothing is known of it"
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    node_state.quarantine_view.quarantine = quarantine(Phase.DRAINING)
     bench.is_due(node_state, after=0, every=DRAINING_EVERY)
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
+    node_state.quarantine_view.quarantine = quarantine(Phase.DRAINED)
     bench.is_due(node_state, after=0, every=DRAINED_EVERY)
-    node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    node_state.quarantine_view.uncordoned = Uncordoned.UNKNOWN
     bench.is_due(node_state, after=0, every=DRAINING_EVERY)
-    node_state.own_quarantine_view().uncordoned = Uncordoned.NO
+    node_state.quarantine_view.uncordoned = Uncordoned.NO
     for phase in (Phase.CORDONED, Phase.ADMITTED, Phase.RELEASING):
-        node_state.own_quarantine_view().quarantine = quarantine(phase)
+        node_state.quarantine_view.quarantine = quarantine(phase)
         node_state.work.polled_at = FOREVER
         assert not bench.poller._is_due(node_state)
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
+    node_state.quarantine_view.quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
     assert not bench.poller._is_due(node_state)
     bench.ours = False
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    node_state.quarantine_view.quarantine = quarantine(Phase.DRAINING)
     assert not bench.poller._is_due(node_state)
 
 
@@ -197,11 +197,11 @@ def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -
     for number, name in enumerate(("old", "older", "waits", "drains", "drains-2")):
         bench.node_state(name).work.polled_at = 100.0 - number
     for name in ("old", "older"):
-        bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
+        bench.node_state(name).quarantine_view.quarantine = quarantine(Phase.DRAINED)
     waits = bench.node_state("waits")
     set_fields(waits, quarantine=quarantine(Phase.CORDONED), maintained="kured")
     for name in ("drains", "drains-2"):
-        bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+        bench.node_state(name).quarantine_view.quarantine = quarantine(Phase.DRAINING)
     bench.time += 1000
     assert bench.due() == ["drains-2", "drains", "waits", "older", "old"]
 
@@ -217,14 +217,14 @@ def test_a_round_has_so_many_nodes_at_most() -> None:
 def test_the_pods_of_a_drained_node_are_not_read_at_once_after_a_restart() -> None:
     bench = Bench()
     node_state = bench.node_state()
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
+    node_state.quarantine_view.quarantine = quarantine(Phase.DRAINED)
     assert bench.due() == []
     assert node_state.work.polled_at == 1000.0 - DRAINED_EVERY * 0.3
     node_state.work.polled_at = 1.0
     assert bench.due() == ["n1"]
     assert node_state.work.polled_at == 1.0
     other = bench.node_state("n2")
-    other.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    other.quarantine_view.quarantine = quarantine(Phase.DRAINING)
     assert bench.due() == ["n2", "n1"]
     assert other.work.polled_at == FOREVER
 
@@ -234,12 +234,12 @@ def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> Non
         bench = Bench(loop=loop)
         for name in ("n1", "n2", "n3"):
             bench.nodes[name] = bare()
-            bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+            bench.node_state(name).quarantine_view.quarantine = quarantine(Phase.DRAINING)
         begun = loop.time()
         rounds = asyncio.ensure_future(bench.poller.run())
         await asyncio.sleep(0.01)
         assert len(bench.reads) == 1
-        bench.node_state("n2").own_quarantine_view().quarantine = None
+        bench.node_state("n2").quarantine_view.quarantine = None
         await asyncio.sleep(1 / A_SECOND)
         assert [name for name, _ in bench.reads] == ["n1", "n3"]
         await asyncio.sleep(DRAINING_EVERY - 1)
@@ -260,7 +260,7 @@ async def test_a_node_that_waits_is_read_from_the_cache_and_left_while_others_ar
     node_state = bench.node_state()
     bench.nodes["n1"] = bare(labels=UPGRADE)
     node_state.take_node(bench.nodes["n1"])
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
+    node_state.quarantine_view.quarantine = quarantine(Phase.CORDONED)
     await bench.poll(node_state)
     assert (bench.seen_to, bench.reads) == ([], [("n1", True)])
 
@@ -293,7 +293,7 @@ async def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_sched
     assert bench.seen_to == ["n1"]
     assert bench.reads == []
     assert node_state.work.polled_at == 1000.0 - DRAINED_EVERY * 0.3
-    node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    node_state.quarantine_view.uncordoned = Uncordoned.UNKNOWN
     await bench.poll(node_state)
     assert bench.reads == [("n1", False)]
 
@@ -301,8 +301,8 @@ async def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_sched
 async def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
     bench = Bench()
     node_state = bench.node_state()
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
-    node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    node_state.quarantine_view.quarantine = quarantine(Phase.DRAINING)
+    node_state.quarantine_view.uncordoned = Uncordoned.UNKNOWN
     bench.fails = True
     await bench.poll(node_state)
     assert not node_state.work.needs_read
@@ -321,16 +321,16 @@ async def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_h
     bench = Bench()
     node_state = bench.node_state()
     left = bare(unschedulable=False)
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
+    node_state.quarantine_view.quarantine = quarantine(Phase.CORDONED)
     for uncordoned, node, lacks, suspect in (
         (Uncordoned.UNKNOWN, left, True, False),
         (Uncordoned.UNKNOWN, bare(), True, True),
         (Uncordoned.UNKNOWN, left, False, True),
         (Uncordoned.NO, bare(), False, False),
     ):
-        node_state.own_quarantine_view().uncordoned, bench.nodes["n1"] = uncordoned, node
-        node_state.own_quarantine_view().missing = (
-            node_state.lacks(node, node_state.quarantine) if lacks else ()
+        node_state.quarantine_view.uncordoned, bench.nodes["n1"] = uncordoned, node
+        node_state.quarantine_view.missing = (
+            node_state.quarantine_view.lacks(node, node_state.quarantine) if lacks else ()
         )
         await bench.poll(node_state)
         assert node_state.work.needs_read == suspect
@@ -340,7 +340,7 @@ async def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_h
 async def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
     bench = Bench()
     node_state = bench.node_state()
-    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    node_state.quarantine_view.quarantine = quarantine(Phase.DRAINING)
     await bench.poll(node_state)
     assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (False, [], [])
     bench.nodes["n1"] = bare(annotations={PIN: "x"})
@@ -388,7 +388,7 @@ def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -
     assert failing_in_silence(node_state) == ""
     set_fields(node_state, conflict="", quarantine=quarantine(Phase.CORDONED))
     assert failing_in_silence(node_state) == ""
-    node_state.own_quarantine_view().quarantine = None
+    node_state.quarantine_view.quarantine = None
     item = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
     drained = Incident("i", "n1", "boot-1", "gpu", "drain", "a bad GPU", 1.0, (item,), 60.0)
     node_state.decision.incidents = {"i": drained}

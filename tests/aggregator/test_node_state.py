@@ -194,7 +194,7 @@ def test_one_that_had_ended_is_there_again_unless_it_is_about_to_go(
     seen: Quarantine, *, taken: bool
 ) -> None:
     node_state = state()
-    node_state.own_quarantine_view().ended = "q"
+    node_state.quarantine_view.ended = "q"
     node_state.take_quarantine(seen, POLICY, NOW)
     assert node_state.quarantine is None, "news of it come late"
     node_state.take_read(seen, POLICY, NOW, before=None)
@@ -205,8 +205,8 @@ def test_one_that_had_ended_is_there_again_unless_it_is_about_to_go(
 def test_another_object_brings_nothing_of_the_one_before_it() -> None:
     told = MarksStatus(missing=("taint",), since=1.0)
     node_state = state(release_held="its GPU is missing", missing=("label",))
-    node_state.own_quarantine_view().quarantine = quarantine()
-    node_state.own_quarantine_view().release_poll = 9.0
+    node_state.quarantine_view.quarantine = quarantine()
+    node_state.quarantine_view.release_poll = 9.0
     set_fields(node_state, orphan="x", vanished="x", unclaimed="x")
     set_fields(node_state, to_adopt=True, remains=quarantine().spec)
     node_state.take_quarantine(quarantine(version="6", marks=told), POLICY, NOW)
@@ -237,7 +237,7 @@ def test_another_object_brings_nothing_of_the_one_before_it() -> None:
 def test_what_the_object_says_is_news_unless_we_know_that_version_or_a_later_one() -> None:
     node_state = state()
     assert node_state.is_news(quarantine())
-    node_state.own_quarantine_view().quarantine = quarantine(version="5")
+    node_state.quarantine_view.quarantine = quarantine(version="5")
     assert not node_state.is_news(quarantine(version="5"))
     assert not node_state.is_news(quarantine(version="4"))
     assert node_state.is_news(quarantine(version="6"))
@@ -250,20 +250,20 @@ def test_the_deletion_of_the_last_operation_is_news_at_the_same_version() -> Non
         RepairStatus(attempts=(one,)) for one in (attempt, replace(attempt, deleted=True))
     )
     node_state = state()
-    node_state.own_quarantine_view().quarantine = quarantine(version="5", repair=ordered)
+    node_state.quarantine_view.quarantine = quarantine(version="5", repair=ordered)
     assert node_state.is_news(quarantine(version="5", repair=cancelled))
     assert not node_state.is_news(quarantine(version="4", repair=cancelled))
     for stale in (ordered, None, RepairStatus()):  # an event that is behind our own write
         assert not node_state.is_news(quarantine(version="5", repair=stale))
     other = RepairStatus(attempts=(replace(attempt, operation="before", deleted=True),))
     assert not node_state.is_news(quarantine(version="5", repair=other))
-    node_state.own_quarantine_view().quarantine = quarantine(version="5", repair=cancelled)
+    node_state.quarantine_view.quarantine = quarantine(version="5", repair=cancelled)
     assert not node_state.is_news(quarantine(version="5", repair=cancelled))
 
 
 def test_what_was_written_is_known_unless_it_has_ended() -> None:
     node_state = state()
-    node_state.own_quarantine_view().ended = "q"
+    node_state.quarantine_view.ended = "q"
     node_state.wrote(quarantine())
     assert node_state.quarantine is None
     node_state.wrote(quarantine(uid="q2"))
@@ -272,13 +272,13 @@ def test_what_was_written_is_known_unless_it_has_ended() -> None:
 
 def test_what_goes_with_its_definition_is_made_again_unless_it_was_being_released() -> None:
     node_state, released = state(), state()
-    node_state.own_quarantine_view().lose_definition(quarantine())
+    node_state.quarantine_view.lose_definition(quarantine())
     assert (
         node_state.quarantine_view.orphan,
         node_state.quarantine_view.to_adopt,
         node_state.quarantine_view.remains,
     ) == ("", True, quarantine().spec)
-    released.own_quarantine_view().lose_definition(quarantine(Phase.RELEASING))
+    released.quarantine_view.lose_definition(quarantine(Phase.RELEASING))
     view = released.quarantine_view
     assert (view.orphan, view.to_adopt, view.remains) == ("q", False, None)
     assert node_state.quarantine_view.definition_going
@@ -307,9 +307,9 @@ def test_a_picture_says_nothing_new_where_all_that_it_shows_is_known() -> None:
     assert not node_state.bears_out(node())
     node_state.agent.claimed = "u1"
     assert node_state.bears_out(node())
-    node_state.own_quarantine_view().quarantine = quarantine()
+    node_state.quarantine_view.quarantine = quarantine()
     assert not node_state.bears_out(node())
-    node_state.own_quarantine_view().quarantine = None
+    node_state.quarantine_view.quarantine = None
     node_state.cluster.maintained = "its GPU driver is being upgraded"
     assert not node_state.bears_out(node()), "they have ended"
     node_state.take_node(node(labels=MAINTAINED))
@@ -373,17 +373,17 @@ def test_only_of_a_node_that_was_marked_it_is_told_what_it_lacks(phase: Phase) -
 
 def test_the_condition_trails_and_all_else_that_a_node_lacks_does_not() -> None:
     node_state, without = state(), marked_node(condition="False")
-    assert node_state.lacks(marked_node(condition="True"), quarantine()) == ()
+    assert node_state.quarantine_view.lacks(marked_node(condition="True"), quarantine()) == ()
     assert node_state.quarantine_view.condition_seen
-    node_state.own_quarantine_view().condition_seen = False
-    assert node_state.lacks(without, quarantine()) == ("condition",)
+    node_state.quarantine_view.condition_seen = False
+    assert node_state.quarantine_view.lacks(without, quarantine()) == ("condition",)
     assert not node_state.quarantine_view.condition_seen
     set_fields(node_state, trail=True)
-    assert node_state.lacks(without, quarantine()) == (), "it is being written"
-    assert node_state.lacks(replace(without, labels={}), quarantine()) == ("label",)
-    assert node_state.lacks(replace(without, uid="u2"), quarantine()) == ALL_MARKS
-    node_state.own_quarantine_view().condition_seen = True
-    node_state.lacks(without, quarantine())
+    assert node_state.quarantine_view.lacks(without, quarantine()) == (), "it is being written"
+    assert node_state.quarantine_view.lacks(replace(without, labels={}), quarantine()) == ("label",)
+    assert node_state.quarantine_view.lacks(replace(without, uid="u2"), quarantine()) == ALL_MARKS
+    node_state.quarantine_view.condition_seen = True
+    node_state.quarantine_view.lacks(without, quarantine())
     assert not node_state.quarantine_view.condition_seen, (
         "it was removed while it trailed: the round after reads again"
     )
@@ -392,20 +392,20 @@ def test_the_condition_trails_and_all_else_that_a_node_lacks_does_not() -> None:
 def test_the_condition_trails_for_two_rounds_after_it_was_written() -> None:
     async def test() -> None:
         node_state = state(quarantine=quarantine())
-        assert not node_state.age_trail()
+        assert not node_state.quarantine_view.age_trail()
         gate = asyncio.Event()
 
         async def write() -> None:
             await gate.wait()
 
         set_fields(node_state, trail=asyncio.create_task(write()), trail_aged=True)
-        assert not node_state.age_trail()
+        assert not node_state.quarantine_view.age_trail()
         assert not node_state.quarantine_view.trail_aged
         gate.set()
         await node_state.quarantine_view.trail
-        assert not node_state.age_trail()
+        assert not node_state.quarantine_view.age_trail()
         assert node_state.quarantine_view.trail is not None
-        assert node_state.age_trail(), "a marked node was not seen with it"
+        assert node_state.quarantine_view.age_trail(), "a marked node was not seen with it"
         assert node_state.quarantine_view.trail is None
         assert not node_state.quarantine_view.trail_aged
         for seen, phase in ((True, Phase.CORDONED), (False, Phase.ADMITTED)):
@@ -413,13 +413,13 @@ def test_the_condition_trails_for_two_rounds_after_it_was_written() -> None:
             trail = asyncio.create_task(write())
             set_fields(node_state, trail=trail, trail_aged=True)
             await trail
-            assert not node_state.age_trail()
+            assert not node_state.quarantine_view.age_trail()
             assert node_state.quarantine_view.trail is None
         set_fields(node_state, quarantine=None, condition_seen=False)
         trail = asyncio.create_task(write())
         set_fields(node_state, trail=trail, trail_aged=True)
         await trail
-        assert not node_state.age_trail()
+        assert not node_state.quarantine_view.age_trail()
 
     asyncio.run(test())
 
@@ -557,7 +557,7 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
 def test_evictions_wait_while_an_uncordon_is_not_settled() -> None:
     def waits(uncordoned: Uncordoned, wall: float = 1000.0, **status: Any) -> bool:
         node_state = state(quarantine=quarantine(**status))
-        node_state.own_quarantine_view().uncordoned = uncordoned
+        node_state.quarantine_view.uncordoned = uncordoned
         found: bool = situation(node_state, wall=wall).evictions_wait
         return found
 
@@ -581,22 +581,22 @@ def test_a_node_is_cordoned_again_when_its_wait_is_over() -> None:
 
 def test_an_uncordon_is_a_release_by_the_rules_and_only_of_a_quarantine() -> None:
     node_state = state()
-    node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    node_state.quarantine_view.uncordoned = Uncordoned.UNKNOWN
     assert not node_state.is_released_by_uncordon(RELEASE)
     assert situation(node_state).schedulable
-    node_state.own_quarantine_view().quarantine = quarantine()
+    node_state.quarantine_view.quarantine = quarantine()
     assert node_state.is_released_by_uncordon(RELEASE)
     assert not node_state.is_released_by_uncordon(CONFIRM)
-    node_state.own_quarantine_view().uncordoned = Uncordoned.NO
+    node_state.quarantine_view.uncordoned = Uncordoned.NO
     assert not situation(node_state).schedulable
 
 
 def test_what_holds_a_release_counts_only_while_a_quarantine_stands() -> None:
     node_state = state(release_held="ours")
     assert node_state.release_held == ""
-    node_state.own_quarantine_view().quarantine = quarantine(release_held="its own")
+    node_state.quarantine_view.quarantine = quarantine(release_held="its own")
     assert node_state.release_held == "ours"
-    node_state.own_quarantine_view().release_held = ""
+    node_state.quarantine_view.release_held = ""
     assert node_state.release_held == "its own"
     assert situation(node_state).release_held
 
@@ -605,15 +605,13 @@ def test_missing_marks_are_to_be_told_where_the_object_says_otherwise() -> None:
     node_state = state(missing=("label",))
     assert not situation(node_state).marks_unreported
     for phase in Phase:
-        node_state.own_quarantine_view().quarantine = quarantine(phase)
+        node_state.quarantine_view.quarantine = quarantine(phase)
         assert situation(node_state).marks_unreported == (phase in MARKED)
-    node_state.own_quarantine_view().quarantine = quarantine()
+    node_state.quarantine_view.quarantine = quarantine()
     node_state.cluster.node_gone = True
     assert not situation(node_state).marks_unreported
     node_state.cluster.node_gone = False
-    node_state.own_quarantine_view().quarantine = quarantine(
-        marks=MarksStatus(("label",), since=1.0)
-    )
+    node_state.quarantine_view.quarantine = quarantine(marks=MarksStatus(("label",), since=1.0))
     assert not situation(node_state).marks_unreported
 
 
@@ -622,12 +620,12 @@ def test_missing_marks_are_set_again_when_their_grace_is_over() -> None:
     node_state = state(missing=("label",))
     assert not situation(node_state).restore_due
     for phase in Phase:
-        node_state.own_quarantine_view().quarantine = quarantine(phase, marks=told)
+        node_state.quarantine_view.quarantine = quarantine(phase, marks=told)
         assert situation(node_state, wall=960.0).restore_due == (phase in MARKED)
-    node_state.own_quarantine_view().quarantine = quarantine(marks=told)
+    node_state.quarantine_view.quarantine = quarantine(marks=told)
     assert not situation(node_state, wall=959.0).restore_due
     assert not situation(node_state, marks=RestoreRules(restore_times=0)).restore_due
-    node_state.own_quarantine_view().missing = ()
+    node_state.quarantine_view.missing = ()
     assert not situation(node_state).restore_due
     set_fields(node_state, missing=("label",), quarantine=quarantine())
     assert not situation(node_state).restore_due
@@ -639,9 +637,9 @@ def test_what_people_ask_caps_the_mode_unless_a_person_made_the_quarantine() -> 
     assert situation(node_state).mode is Action.OBSERVE
     assert situation(node_state).exempt
     assert situation(node_state).forced is None
-    node_state.own_quarantine_view().quarantine = quarantine()
+    node_state.quarantine_view.quarantine = quarantine()
     assert situation(node_state).mode is Action.OBSERVE
-    node_state.own_quarantine_view().quarantine = quarantine(requester="alice")
+    node_state.quarantine_view.quarantine = quarantine(requester="alice")
     assert situation(node_state).mode is Action.DRAIN
     assert situation(node_state, mode=Action.CORDON).mode is Action.CORDON
     node_state = state()

@@ -62,7 +62,7 @@ async def go_round(
 ) -> dict[str, RepairState]:
     """The phases after one round."""
     summary = NodeSummary("n1")
-    summary.own_quarantine_view().write(STANDING)
+    summary.quarantine_view.write(STANDING)
     retention = OperationRetention(
         cluster=MemoryCluster(world),
         fleet=FleetState({"n1": summary}, view_lost=view_lost, node_tests=dict(tests or {})),
@@ -273,7 +273,7 @@ async def reported(world: World, fleet: FleetState) -> dict[str, str]:
 def fleet_of(repair: RepairStatus | None = None, *kinds: str) -> FleetState:
     summary = NodeSummary("n1")
     status = QuarantineStatus(Phase.DRAINED, repair=repair)
-    summary.own_quarantine_view().write(replace(STANDING, status=status))
+    summary.quarantine_view.write(replace(STANDING, status=status))
     fleet = FleetState({"n1": summary, "n2": NodeSummary("n2")})
     fleet.repairs = RepairPlan(RepairRules(RepairMode.REPAIR), frozenset(kinds))
     return fleet
@@ -440,7 +440,7 @@ async def test_a_test_that_was_requested_before_the_quarantine_ends_with_it() ->
     world, fleet = World(), fleet_of(RepairStatus(), "test")
     quarantine = present(fleet.node_summaries["n1"].quarantine)
     quarantine = replace(quarantine, created_at=NOW - 60)
-    fleet.node_summaries["n1"].own_quarantine_view().write(quarantine)
+    fleet.node_summaries["n1"].quarantine_view.write(quarantine)
     before = ("a-test", "test", NOW - 61), ("a-reboot", "reboot", NOW - 61), ("b", "test", NOW - 60)
     for name, kind, at in before:
         ask(world, name, kind=kind)
@@ -462,11 +462,11 @@ async def test_another_installation_reports_on_the_requests_of_its_own_quarantin
     quarantine = present(fleet.node_summaries["n1"].quarantine)
     ask(world, "a", kind="reboot")
     theirs = replace(quarantine, foreign="staging")
-    fleet.node_summaries["n1"].own_quarantine_view().write(theirs)
+    fleet.node_summaries["n1"].quarantine_view.write(theirs)
     before = world.operations.by_name["a"].version
     await reported(world, fleet)
     assert world.operations.by_name["a"].version == before
-    fleet.node_summaries["n1"].own_quarantine_view().write(quarantine)
+    fleet.node_summaries["n1"].quarantine_view.write(quarantine)
     await reported(world, fleet)
     assert world.operations.by_name["a"].version != before
 
@@ -530,7 +530,7 @@ async def test_a_claimed_request_ends_with_a_quarantine_of_another_installation(
     fleet.node_tests = {"n2": NodeTestView(None, tainted=False, requested="a", held="no room")}
     await reported(world, fleet)
     foreign = replace(STANDING, node="n2", foreign="staging", created_at=NOW)
-    fleet.node_summaries["n2"].own_quarantine_view().write(foreign)
+    fleet.node_summaries["n2"].quarantine_view.write(foreign)
     await reported(world, fleet)
     ended = world.operations.by_name["a"].status
     assert (ended.phase, ended.message.split(":")[0]) == (

@@ -709,7 +709,7 @@ async def test_what_was_heard_is_acknowledged_when_it_is_durable(
 ) -> None:
     monkeypatch.setattr(plan_inputs, "unsaved", lambda _, wanted: wanted is not None)
     bench.answers["wanted_now"] = wanted
-    bench.node_state.own_quarantine_view().quarantine = found
+    bench.node_state.quarantine_view.quarantine = found
     gone, waits = bench.loop.create_future(), bench.loop.create_future()
     gone.cancel()
     bench.node_state.work.waiters = (gone, waits)

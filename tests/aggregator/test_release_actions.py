@@ -256,10 +256,10 @@ async def test_an_object_that_is_gone_gives_its_entry_back_unless_its_end_is_to_
     bench: Back,
 ) -> None:
     bench.entries["n1"] = ENTRY
-    bench.node_state.own_quarantine_view().vanished = "q"
+    bench.node_state.quarantine_view.vanished = "q"
     await bench.back.undo(bench.node_state)
     assert bench.forgotten == []
-    bench.node_state.own_quarantine_view().vanished = ""
+    bench.node_state.quarantine_view.vanished = ""
     await bench.back.undo(bench.node_state)
     assert bench.forgotten == [ENTRY]
     assert bench.world.nodes["n1"].annotations == {}
@@ -316,7 +316,7 @@ async def test_a_node_marked_or_without_override_is_undone_again_while_the_recor
     ):
         assert not release._is_undone(bench.node_state, other, found)
     overruled = made(Phase.RELEASING, message=release._WAITS, overruled=True)
-    bench.node_state.own_quarantine_view().quarantine = replace(overruled, spec=of_evidence())
+    bench.node_state.quarantine_view.quarantine = replace(overruled, spec=of_evidence())
     assert not release._is_undone(bench.node_state, done, overruled)
     assert release._is_undone(bench.node_state, done, waits)
     words = {**done.annotations, OVERRULED: write_overruled(bench.node_state.overrule())}
@@ -335,7 +335,7 @@ async def test_a_release_is_told_once_however_often_its_object_is_dropped(bench:
     with pytest.raises(Unreachable):
         await bench.back.undo(bench.node_state)
     assert bench.node_state.quarantine_view.ended == "q"
-    bench.node_state.own_quarantine_view().quarantine = known
+    bench.node_state.quarantine_view.quarantine = known
     fails.clear()
     fails.append(False)
     await bench.back.undo(bench.node_state)

@@ -316,7 +316,7 @@ def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
 ) -> None:
     node_state = state_of("n1", lambda: 1.0, quarantine=found, maintained=maintained)
     assert waits_for_its_node(node_state) == waits
-    node_state.own_quarantine_view().release_held = "its GPU is missing"
+    node_state.quarantine_view.release_held = "its GPU is missing"
     assert not waits_for_its_node(node_state)
 
 

@@ -1,7 +1,7 @@
 """When what holds a release is checked again."""
 
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
+from aggregator.quarantine.state.quarantine_view import QuarantineView
 
 
 def test_each_hastened_check_of_a_release_doubles_the_pause_before_the_next() -> None:
@@ -25,9 +25,9 @@ def test_each_hastened_check_of_a_release_doubles_the_pause_before_the_next() ->
     assert view.release_poll <= at
 
 
-def test_a_node_that_is_in_no_quarantine_keeps_the_view_of_all_such_nodes() -> None:
+def test_a_node_that_is_in_no_quarantine_notes_nothing_of_one() -> None:
     node_state = NodeState("n1", now=lambda: 100.0)
     node_state.hasten_repair()
     node_state.note_recovery()
     node_state.hasten_release_check(1.0)
-    assert node_state.quarantine_view is NO_QUARANTINE
+    assert node_state.quarantine_view == QuarantineView()

@@ -285,7 +285,7 @@ def quarantine_of(
         blockers=blockers,
     )
     found = Quarantine(node_summary.node, f"q-{node_summary.node}", "7", spec, status, at)
-    node_summary.own_quarantine_view().quarantine = found
+    node_summary.quarantine_view.quarantine = found
     node_summary.work.in_record = True
     return found
 
@@ -305,7 +305,7 @@ def repaired(node_summary: NodeSummary, *attempts: RepairAttempt, **changes: Any
     status = replace(
         found.status, phase=Phase.DRAINED, repair=RepairStatus(attempts, **changes), blockers=()
     )
-    node_summary.own_quarantine_view().quarantine = replace(
+    node_summary.quarantine_view.quarantine = replace(
         found, spec=replace(found.spec, evidence=evidence), status=status
     )
 

@@ -143,7 +143,7 @@ async def test_a_quarantine_appears_moves_on_and_ends_without_a_reload(browser: 
         quarantine_of(node_summary, hands.wall, phase=Phase.DRAINING, pods=3)
         await expect(row).to_contain_text("Draining")
         await expect(row.locator(".number")).to_have_text("3")
-        node_summary.own_quarantine_view().quarantine = None
+        node_summary.quarantine_view.quarantine = None
         node_summary.decision.incidents = EMPTY
         await expect(row).to_have_count(0)
         await expect(page.locator("h1")).to_contain_text("2 in quarantine")

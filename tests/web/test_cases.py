@@ -230,7 +230,7 @@ async def test_hostile_text_is_harmless_on_the_new_pages_and_in_their_addresses(
     incident_of(node_summary, HANDS.now, code=HOSTILE, component=HOSTILE, summary=HOSTILE)
     found = quarantine_of(node_summary, HANDS.wall, reason=HOSTILE, component=HOSTILE)
     evil = f"{name}/../x?y#z"
-    node_summary.own_quarantine_view().quarantine = replace(
+    node_summary.quarantine_view.quarantine = replace(
         found, spec=replace(found.spec, incident=evil)
     )
     event = Transition(NIGHT, EventKind.INCIDENT_OPENED, name, HOSTILE, evil, {"x": HOSTILE})

@@ -67,7 +67,7 @@ async def test_a_node_that_awaits_its_marks_is_held_and_no_drain_of_it_is(served
     quarantined = served.fleet.node_summaries["node-2"]
     quarantine = present(quarantined.quarantine)
     admitted = replace(quarantine, status=replace(quarantine.status, phase=Phase.ADMITTED))
-    quarantined.own_quarantine_view().quarantine = admitted
+    quarantined.quarantine_view.quarantine = admitted
     quarantined.cluster.marked = False
     unmarked = await in_process("status", "--url", served.url)
     assert re.search(r"^held back +2 ", unmarked.out, re.MULTILINE), unmarked.out

@@ -247,7 +247,7 @@ async def test_a_node_that_can_not_be_tested_is_refused_with_the_next_step(
     assert well.code == 2
     assert "sickbay quarantine node-1 --action drain" in well.err
     assert "node-1 is not in quarantine: sickbay node node-1" in well.err
-    view = served.fleet.node_summaries["node-2"].own_quarantine_view()
+    view = served.fleet.node_summaries["node-2"].quarantine_view
     assert view.quarantine is not None
     going = replace(view.quarantine.status, phase=Phase.DRAINING)
     view.quarantine = replace(view.quarantine, status=going)

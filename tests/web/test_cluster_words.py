@@ -54,7 +54,7 @@ def site(words: ClusterWords) -> FleetState:
         blocker = Blocker(f"{words.one} 7", "it is at work", HANDS.wall - 60)
         made = quarantine_of(summary, HANDS.wall, phase=phase, pods=2, blockers=(blocker,))
         status = replace(made.status, uncordoned=". ".join(sentences(made, words)))
-        summary.own_quarantine_view().quarantine = replace(made, status=status)
+        summary.quarantine_view.quarantine = replace(made, status=status)
         summary.cluster.foreign = words.before_us
     for number, limit in enumerate(sorted(advice.HOLDS.keys() - {"eviction"})):
         summary = well(fleet, f"h{number}", HANDS.now)

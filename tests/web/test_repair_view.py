@@ -121,7 +121,7 @@ def test_a_node_that_its_tests_leave_to_a_person_is_not_said_to_be_released() ->
         repaired(summary, *attempts, exhausted="no rung is left")
         assert summary.quarantine is not None
         over = replace(summary.quarantine.spec, evidence=())
-        summary.own_quarantine_view().quarantine = replace(summary.quarantine, spec=over)
+        summary.quarantine_view.quarantine = replace(summary.quarantine, spec=over)
         [found] = [one for one in view_fleet(fleet, NOW).quarantines if one.node == "node-2"]
         assert found.advice.startswith(said)
         assert found.repair is not None

@@ -219,7 +219,7 @@ async def test_components_that_are_ok_are_folded_below_the_others() -> None:
 
 
 async def test_a_drain_shows_progress_blocker_and_deadline(served: Served) -> None:
-    view = served.fleet.node_summaries["node-2"].own_quarantine_view()
+    view = served.fleet.node_summaries["node-2"].quarantine_view
     view.most_pods = 6
     for path in ("/", "/nodes/node-2"):
         text = await served.text(path)

@@ -176,7 +176,7 @@ def test_a_quarantine_says_phase_pods_and_who_is_in_the_way() -> None:
 def test_a_drain_says_how_many_pods_are_left_of_how_many() -> None:
     fleet = small_fleet(HANDS)
     node_summary = fleet.node_summaries["node-2"]
-    view = node_summary.own_quarantine_view()
+    view = node_summary.quarantine_view
     assert view.quarantine is not None
     first = view.quarantine
     for left, total in ((6, 6), (2, 6), (7, 7), (0, 7)):
@@ -225,7 +225,7 @@ def test_what_a_person_made_says_how_a_person_ends_it() -> None:
 def test_an_invalid_object_comes_first_and_says_how_to_mend_it() -> None:
     fleet = small_fleet(HANDS)
     quarantine_of(well(fleet, "node-8", HANDS.now), HANDS.wall, phase=Phase.INVALID, pods=None)
-    fleet.node_summaries["node-2"].own_quarantine_view().quarantine = None
+    fleet.node_summaries["node-2"].quarantine_view.quarantine = None
     first = view_of(fleet).quarantines[0]
     assert first.node == "node-8"
     assert "kubectl delete quarantine node-8" in first.advice
@@ -314,7 +314,7 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
         (replace(asked, ended_at=HANDS.wall, message="no Slurm"), "not done in its time"),
         (replace(asked, state=HookState.DONE), "No step is needed yet: it is under way."),
     ):
-        node_summary.own_quarantine_view().quarantine = replace(
+        node_summary.quarantine_view.quarantine = replace(
             drain, status=replace(drain.status, pre_evict=hook)
         )
         assert said in view_of(fleet).quarantines[0].advice
@@ -347,7 +347,7 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
     fleet.stop = long = "a pasted log " * 10_000
-    node_summary.own_quarantine_view().quarantine = quarantine_of(
+    node_summary.quarantine_view.quarantine = quarantine_of(
         node_summary, NIGHT, reason=long, requester=long
     )
     (row,) = view_of(fleet).quarantines
@@ -396,9 +396,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
     plain, local = small_fleet(HANDS), small_fleet(HANDS)
     for fleet in (plain, local):
         incident_of(fleet.node_summaries["node-3"], HANDS.now)
-        fleet.node_summaries[
-            "node-7"
-        ].own_quarantine_view().release_held = "pinned by a person (RMA)"
+        fleet.node_summaries["node-7"].quarantine_view.release_held = "pinned by a person (RMA)"
         spared = well(fleet, "node-8", HANDS.now)
         set_fields(spared, would="drain: xid:79", spared="exempt until 2026-12-01T00:00:00Z: test")
         well(fleet, "node-9", HANDS.now).decision.would = "drain: xid:79"
@@ -428,13 +426,13 @@ def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> Non
     fleet = small_fleet(HANDS)
     node_summary = fleet.node_summaries["node-7"]
     assert view_of(fleet).quarantines[0].node == "node-2"
-    node_summary.own_quarantine_view().release_held = "pinned by a person (RMA)"
+    node_summary.quarantine_view.release_held = "pinned by a person (RMA)"
     found = view_of(fleet).quarantines
     (held,) = [one for one in found if one.node == "node-7"]
     assert held.release_held == "pinned by a person (RMA)"
     assert "sickbay unpin node-7" in held.advice
     assert "sickbay release node-7" in held.advice
-    node_summary.own_quarantine_view().release_held = "allocatable nvidia.com/gpu is 7 of 8"
+    node_summary.quarantine_view.release_held = "allocatable nvidia.com/gpu is 7 of 8"
     (held,) = [one for one in view_of(fleet).quarantines if one.node == "node-7"]
     assert "unpin" not in held.advice
 
@@ -563,7 +561,7 @@ def test_a_node_in_quarantine_that_is_left_schedulable_says_so_in_its_line() -> 
         node_summary.quarantine.status,
         uncordoned=describe_left(node_summary.quarantine, "it is a test"),
     )
-    node_summary.own_quarantine_view().quarantine = replace(node_summary.quarantine, status=status)
+    node_summary.quarantine_view.quarantine = replace(node_summary.quarantine, status=status)
     (row,) = (one for one in view_of(fleet).quarantines if one.node == node_summary.node)
     assert "the node is schedulable" in node_view.why(node_summary, QuarantineSummary.QUARANTINED)
     assert row.uncordoned.startswith("schedulable: it was opened to new work, and it is a test")

@@ -69,11 +69,11 @@ class MarkAdopter:
         Neither a limit nor the stop switch holds this: no new action begins by it. Mode observe
         makes no Quarantine, and shows the marks.
         """
-        node_state.own_quarantine_view().to_adopt = False
+        node_state.quarantine_view.to_adopt = False
         try:
             await self._adopt(node_state)
         except ClusterError:
-            node_state.own_quarantine_view().to_adopt = True
+            node_state.quarantine_view.to_adopt = True
             raise
 
     async def _adopt(self, node_state: NodeState) -> None:
@@ -83,11 +83,11 @@ class MarkAdopter:
         node_state.take_node(node)
         spec = self._spec(node_state, node)
         if spec is None:
-            node_state.own_quarantine_view().drop_remains()
+            node_state.quarantine_view.drop_remains()
             return
         if self._acts.pools.mode_of(node_state.node) is Action.OBSERVE:
             is_left = node is not None and is_marked(node)
-            node_state.own_quarantine_view().unclaimed = UNCLAIMED if is_left else ""
+            node_state.quarantine_view.unclaimed = UNCLAIMED if is_left else ""
             return
         if not self._acts.may_act():  # paused since it was read: another replica continues
             raise Conflict("this replica may not be the controller any more")
@@ -148,7 +148,7 @@ class MarkAdopter:
         entry = await self._acts.record_writer.entry(node_state.node)
         node = await self._acts.cluster.read_node(node_state.node)
         if node is not None and is_marked(node):
-            node_state.own_quarantine_view().to_adopt = True
+            node_state.quarantine_view.to_adopt = True
             return
         await self._acts.record_writer.forget_entry(entry)
         node_state.set_hold(None)
@@ -170,10 +170,10 @@ class MarkAdopter:
             text = "its quarantine was taken away by a person: released"
             self._acts.emit_event(node_state, EventKind.OVERRULED, text)
         if node_state.quarantine_view.to_adopt:
-            node_state.own_quarantine_view().forget_orphan()  # the marks are another's
+            node_state.quarantine_view.forget_orphan()  # the marks are another's
             return
         await self._release_actions.forget_entry(entry, trouble)
-        node_state.own_quarantine_view().forget_orphan()
+        node_state.quarantine_view.forget_orphan()
 
     async def _unmark(self, node_state: NodeState, uid: str) -> bool:
         """Undo the marks of this quarantine, which is over. Returns whether there were any."""
@@ -184,7 +184,7 @@ class MarkAdopter:
         if node is None or not is_marked(node):
             return False
         if marked_by(node) not in ("", uid):
-            node_state.own_quarantine_view().to_adopt = True
+            node_state.quarantine_view.to_adopt = True
             return False
         evidence = marked_evidence(node)
         words = node_state.overrule(evidence)

@@ -32,7 +32,7 @@ class Announcer:
             await self.write(node_state, node_uid, message, quarantined=True)
 
         task = asyncio.create_task(trail(), name=f"announce {node_state.node}")
-        node_state.own_quarantine_view().start_trail(task)
+        node_state.quarantine_view.start_trail(task)
 
     async def settle(self, node_state: NodeState) -> None:
         trail = node_state.quarantine_view.trail

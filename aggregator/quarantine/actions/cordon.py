@@ -51,7 +51,7 @@ from aggregator.quarantine.decide.uncordon import (
     recordon_due,
 )
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import MARKED, NO_QUARANTINE, NewMarks
+from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
 from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
@@ -87,8 +87,8 @@ class ExpectedNodes:
         meta = view.meta
         if meta is None or not self._cluster.lists_all:  # there is nothing but the agent's word
             return None
-        touched = node_state.quarantine_view is not NO_QUARANTINE or view.foreign
-        if touched or view.labels != meta.labels:
+        own = node_state.quarantine_view
+        if own.restored or own.ended or view.foreign or view.labels != meta.labels:
             return None
         taints = self._taints.get(self._registry.pool_of(meta.name), ())
         unread = Unread(DECIDING | node_state.others.annotations, annotated=meta.annotated)
@@ -152,7 +152,7 @@ class CordonActions:
             marks=None,
         )
         marks = NewMarks(quarantine, status, patched, self._acts.clocks.now())
-        node_state.own_quarantine_view().note_marks(marks)
+        node_state.quarantine_view.note_marks(marks)
         node_state.cluster.note_marks(self._acts.clocks.now())
         if again:
             return
@@ -220,7 +220,7 @@ class CordonActions:
             repair=quarantine.status.repair,  # an order under way is not forgotten with the Node
         )
         await self._acts.write_status(node_state, quarantine, status)
-        node_state.own_quarantine_view().node_replaced = False
+        node_state.quarantine_view.node_replaced = False
         self._acts.emit_event(node_state, EventKind.MARKS_MISSING, message)
 
     async def recordon(self, node_state: NodeState) -> None:

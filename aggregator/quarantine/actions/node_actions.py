@@ -173,7 +173,7 @@ class NodeActions(NodeReports):
         quarantine = await self.cluster.read_quarantine(node_state.node)
         if quarantine is None:
             if node_state.quarantine is not None:
-                node_state.own_quarantine_view().miss()
+                node_state.quarantine_view.miss()
         else:
             node_state.take_read(quarantine, self.policy, self.clocks.now(), before=before)
         return quarantine
@@ -192,10 +192,10 @@ class NodeActions(NodeReports):
 
         async def check() -> None:  # no version fences a deletion by uid
             await self.place()
-            node_state.own_quarantine_view().ended = quarantine.uid
+            node_state.quarantine_view.ended = quarantine.uid
 
         await self.cluster.drop_quarantine(quarantine, guard=Guard(check))
-        return node_state.own_quarantine_view().drop()
+        return node_state.quarantine_view.drop()
 
     async def patch_marks(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """As `Cluster.patch_node`, without annotations for other tools where admission refuses

@@ -130,7 +130,7 @@ class ObjectWrites:
     async def write_conditions(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write the status again: its conditions are made anew with each write of it."""
         written = await self._acts.write_status(node_state, quarantine, quarantine.status)
-        node_state.own_quarantine_view().conditions_of = written.version
+        node_state.quarantine_view.conditions_of = written.version
 
     async def refuse(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report the error in a hand-made quarantine to its maker."""
@@ -139,7 +139,7 @@ class ObjectWrites:
 
     async def unhold(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The node is unhealthy again: the objections to its release no longer apply."""
-        node_state.own_quarantine_view().unhold_release()
+        node_state.quarantine_view.unhold_release()
         if quarantine.status.release_held:
             status = replace(quarantine.status, release_held="")
             await self._acts.write_status(node_state, quarantine, status)

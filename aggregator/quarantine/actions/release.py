@@ -131,16 +131,16 @@ class ReleaseActions:
         if node_state.release_held != why:
             text = f"its cause is over, and it is not released: {why}"
             self._acts.emit_event(node_state, EventKind.RELEASE_HELD, text)
-        node_state.own_quarantine_view().release_held = why
+        node_state.quarantine_view.release_held = why
         # Before the write: a change of the node's checks meanwhile hastens the next check.
-        node_state.own_quarantine_view().delay_release_check(self._acts.clocks.now(), CHECK_AGAIN)
+        node_state.quarantine_view.delay_release_check(self._acts.clocks.now(), CHECK_AGAIN)
         if quarantine.status.release_held == why or quarantine.unread:
             return
         try:
             status = replace(quarantine.status, release_held=why)
             await self._acts.write_status(node_state, quarantine, status)
         except Exception:
-            node_state.own_quarantine_view().release_poll = 0.0
+            node_state.quarantine_view.release_poll = 0.0
             raise
 
     async def undo(self, node_state: NodeState) -> None:
@@ -231,7 +231,7 @@ class ReleaseActions:
                 extra={"node": node_state.node, "error": str(error)},
             )
         await self._drop(node_state, quarantine)
-        node_state.own_quarantine_view().lose_definition(quarantine)
+        node_state.quarantine_view.lose_definition(quarantine)
 
     async def _update_memory(self, node_state: NodeState, quarantine: Quarantine) -> None:
         node = await self._acts.cluster.read_node(node_state.node)

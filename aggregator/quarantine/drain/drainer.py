@@ -411,7 +411,7 @@ class Drainer:
         )
         # After one read alone, a repair reads the pods once more.
         if evictions.memory.found_empty and not plan.stuck:
-            node_state.own_quarantine_view().empty_at = read.began
+            node_state.quarantine_view.empty_at = read.began
         text = "drained" if not plan.stuck else f"drained: {message}"
         await self._enter_phase(node_state, quarantine, status, EventKind.DRAINED, text)
 

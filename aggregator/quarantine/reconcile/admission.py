@@ -127,7 +127,7 @@ class AdmissionReconciler:
             if self._holds.spares(node_state, wanted):
                 return False
             if node is not None and is_marked(node):
-                node_state.own_quarantine_view().to_adopt = True  # its marks have evidence too
+                node_state.quarantine_view.to_adopt = True  # its marks have evidence too
                 return True
             moved = self._acts.pools.name_of(node_state.node) != proposal.policy_pool
             if moved or self._has_changed(node_state, wanted, words):
@@ -160,7 +160,7 @@ class AdmissionReconciler:
             self._holds.is_nowhere(node_state, wanted)
             return False
         if node_state.cluster.marked:
-            node_state.own_quarantine_view().to_adopt = True  # its marks have evidence too
+            node_state.quarantine_view.to_adopt = True  # its marks have evidence too
             return True
         changed = self._has_changed(node_state, wanted, words)
         if changed or self._is_admitted_elsewhere(node_state, entry):
@@ -225,7 +225,7 @@ class AdmissionReconciler:
             if is_refusal(error):
                 await writer.withdraw(entry)  # another node may have its place
             raise
-        node_state.own_quarantine_view().restored = quarantine.uid
+        node_state.quarantine_view.restored = quarantine.uid
         node_state.wrote(quarantine)
         try:
             patched = await self._cordon.patch(node_state, quarantine, node)
@@ -237,7 +237,7 @@ class AdmissionReconciler:
             self._report_admission(node_state, quarantine)  # it is marked by a later try
             raise
         self._report_admission(node_state, quarantine)
-        node_state.own_quarantine_view().begun = quarantine.uid, self._acts.clocks.now()
+        node_state.quarantine_view.begun = quarantine.uid, self._acts.clocks.now()
         self._cordon.report(node_state, quarantine, patched)
 
     def _report_admission(self, node_state: NodeState, quarantine: Quarantine) -> None:

@@ -168,9 +168,9 @@ def _shows_known_marks(node: Node, node_state: NodeState, quarantine: Quarantine
     """Whether the node lacks just those marks that are known to be missing."""
     if quarantine.status.phase not in MARKED:  # its status does not have them yet
         status = replace(quarantine.status, node_uid=node.uid)
-        return not node_state.lacks(node, replace(quarantine, status=status))
+        return not node_state.quarantine_view.lacks(node, replace(quarantine, status=status))
     known = node_state.quarantine_view.missing
-    return node_state.lacks(node, quarantine) == known == marks_reported(quarantine)
+    return node_state.quarantine_view.lacks(node, quarantine) == known == marks_reported(quarantine)
 
 
 def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
@@ -319,7 +319,7 @@ class ClusterEventHandler:
             node_state.decision.forget_evidence()
         if known is not None and known.foreign:
             node_state.work.needs_read = True  # a person may have ended it
-        node_state.own_quarantine_view().end(uid, with_definition=with_definition)
+        node_state.quarantine_view.end(uid, with_definition=with_definition)
         self._queue.add(node_state)
         self._queue.begin(node_state)
         if node_state.work.task is not None and node_state.agent.last_seen is None:
@@ -344,9 +344,9 @@ class ClusterEventHandler:
             if self._registry.known(node_state.node) is not node_state:
                 continue  # forgotten in between
             if node_state.quarantine_view.definition_going:
-                node_state.own_quarantine_view().definition_going = False
+                node_state.quarantine_view.definition_going = False
             if node_state.quarantine_view.vanished:
-                node_state.own_quarantine_view().adopt_vanished()
+                node_state.quarantine_view.adopt_vanished()
             quarantine = node_state.quarantine
             marked = quarantine is not None and _may_be_marked(node_state, quarantine)
             if marked and node_state.node not in unschedulable:
@@ -455,9 +455,9 @@ class ClusterEventHandler:
             theirs = marked_for(meta.annotations) not in ("", self._cluster.installation)
             if not is_marked(meta) or theirs:
                 if node_state.quarantine_view.unclaimed:
-                    node_state.own_quarantine_view().unclaimed = ""
+                    node_state.quarantine_view.unclaimed = ""
             elif not node_state.quarantine_view.orphan and not node_state.quarantine_view.unclaimed:
-                node_state.own_quarantine_view().to_adopt = True
+                node_state.quarantine_view.to_adopt = True
         elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(node_state, meta):
             node_state.work.needs_read = True
         if node_state.agent.claimed not in ("", meta.uid):

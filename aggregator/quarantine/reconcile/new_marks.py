@@ -28,7 +28,7 @@ class NewMarksWriter:
 
         ``is_next``: whether this step follows, once the quarantine is as given.
         """
-        marks = node_state.own_quarantine_view().take_new_marks()
+        marks = node_state.quarantine_view.take_new_marks()
         if marks is None:
             return
         marked = replace(marks.quarantine, status=marks.status)

@@ -7,7 +7,6 @@ from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 from aggregator.quarantine.state.registry import NodeRegistry
 
 #: The number of nodes held by a common cause in one round, in turn; as many of the others.
@@ -27,13 +26,10 @@ class NodeRounds:
         requests, known = node_state.cluster.operator_requests, node_state.decision.requests
         if requests is not NONE and requests != NONE and known != describe(requests, wall):
             self._queue.evaluate(node_state)  # an exemption has ended
-        if node_state.quarantine_view is NO_QUARANTINE:  # most nodes of a fleet
-            self._queue.resume(node_state)
-            return
         if self._waits(node_state):
             self._attend_again(node_state)
         self._queue.resume(node_state)
-        if node_state.age_trail():
+        if node_state.quarantine_view.age_trail():
             self._queue.add_for_read(node_state)
 
     def _waits(self, node_state: NodeState) -> bool:

@@ -146,7 +146,7 @@ class NodePoller:
         quarantine, missing = node_state.quarantine, node_state.quarantine_view.missing
         if quarantine is None or not _is_left_schedulable(node_state):
             return
-        if node.unschedulable or node_state.lacks(node, quarantine) != missing:
+        if node.unschedulable or node_state.quarantine_view.lacks(node, quarantine) != missing:
             self._queue.add_for_read(node_state)
 
     def _check_requests(self, node_state: NodeState, node: Node) -> None:

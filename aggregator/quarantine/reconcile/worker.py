@@ -90,7 +90,7 @@ class NodeReads:
             quarantine = node_state.quarantine
         if quarantine is not None and quarantine.deleting:
             going = await self.acts.cluster.definition_is_going()
-            node_state.own_quarantine_view().definition_going = going
+            node_state.quarantine_view.definition_going = going
         view = node_state.quarantine_view
         if quarantine is None and view.vanished:
             return True  # the watch reports who took it away

@@ -83,7 +83,7 @@ class TestsBeforeRelease:
         known = self._is_outdated(node_state, quarantine)
         if not known and is_in_force(node_state) and outdates(quarantine.status.repair):
             self._outdated[node_state.node] = quarantine.uid
-            node_state.own_quarantine_view().repair_poll = self._clocks.now()
+            node_state.quarantine_view.repair_poll = self._clocks.now()
 
     async def write_evidence(self, node_state: NodeState, quarantine: Quarantine) -> bool:
         """Make it durable that evidence outdates the tests. Returns whether that was written."""

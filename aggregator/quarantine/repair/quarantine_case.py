@@ -409,7 +409,7 @@ class QuarantineCase(OperationCase):
 
     def poll_in(self, seconds: float) -> None:
         at = min(self._state.quarantine_view.repair_poll, self._of.acts.clocks.now() + seconds)
-        self._state.own_quarantine_view().repair_poll = at
+        self._state.quarantine_view.repair_poll = at
 
     async def hold(self, why: str, step: NextOperation | None = None) -> None:
         quarantine = self._state.quarantine or self._quarantine

@@ -67,12 +67,12 @@ class RepairRunner:
 
     async def run(self, node_state: NodeState) -> None:
         """Do what is next for the node's repair, once."""
-        node_state.own_quarantine_view().repair_poll = self._of.acts.clocks.now() + POLL_EVERY
+        node_state.quarantine_view.repair_poll = self._of.acts.clocks.now() + POLL_EVERY
         quarantine = node_state.quarantine
         if quarantine is None:
             return
         if await self._of.tests.write_evidence(node_state, quarantine):
-            node_state.own_quarantine_view().repair_poll = self._of.acts.clocks.now()
+            node_state.quarantine_view.repair_poll = self._of.acts.clocks.now()
             return  # decide again, on what is written
         case = QuarantineCase(self._of, node_state, quarantine)
         step = self._of.next_step(node_state, quarantine)

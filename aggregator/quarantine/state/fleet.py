@@ -23,7 +23,7 @@ from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
+from aggregator.quarantine.state.quarantine_view import QuarantineView
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.runtime.interning import EMPTY
 
@@ -289,17 +289,11 @@ class NodeSummary:
     cluster: ClusterView = field(default_factory=ClusterView)
     decision: Decision = field(default_factory=Decision)
     work: Work = field(default_factory=Work)
-    quarantine_view: QuarantineView = field(default_factory=lambda: NO_QUARANTINE)
+    quarantine_view: QuarantineView = field(default_factory=QuarantineView)
 
     @property
     def quarantine(self) -> Quarantine | None:
         return self.quarantine_view.quarantine
-
-    def own_quarantine_view(self) -> QuarantineView:
-        """The node's own view, to be changed: made when it has none yet."""
-        if self.quarantine_view is NO_QUARANTINE:
-            self.quarantine_view = QuarantineView()
-        return self.quarantine_view
 
     def state(self) -> QuarantineSummary:
         health = self.agent.health

@@ -16,7 +16,6 @@ from aggregator.quarantine.decide.overrides import Override, may_be_open
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
 from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.quarantine.state.fleet import NodeSummary
-from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class NodeState(NodeSummary):
             return
         let_go = quarantine.deleting and not quarantine.has_finalizer
         if quarantine.uid == self.quarantine_view.ended and known is None and not let_go:
-            self.own_quarantine_view().ended = ""
+            self.quarantine_view.ended = ""
         self.take_quarantine(quarantine, policy, now)
 
     def take_quarantine(self, quarantine: Quarantine, policy: Policy, now: float) -> None:
@@ -68,7 +67,7 @@ class NodeState(NodeSummary):
         """
         if quarantine.uid == self.quarantine_view.ended:
             return
-        if not self.own_quarantine_view().take(quarantine):
+        if not self.quarantine_view.take(quarantine):
             return
         if quarantine.foreign:
             return  # its evidence is another installation's
@@ -108,7 +107,7 @@ class NodeState(NodeSummary):
         if known is not None and _is_past(quarantine, known):
             return
         if quarantine.uid != self.quarantine_view.ended:
-            self.own_quarantine_view().write(quarantine)
+            self.quarantine_view.write(quarantine)
 
     def bears_out(self, node: Node | None) -> bool:
         """Whether a read that may be old shows only what is known of the node already.
@@ -134,18 +133,7 @@ class NodeState(NodeSummary):
         quarantine = self.quarantine
         self.cluster.take_node(node, quarantine, self.now(), self.others)
         self.agent.compare_uid(node.uid if node is not None else None)
-        if self.quarantine_view is not NO_QUARANTINE:
-            self.own_quarantine_view().take_node(node)
-
-    def lacks(self, node: Node, quarantine: Quarantine) -> tuple[str, ...]:
-        """Which of our marks the node lacks, as this read shows it."""
-        return self.own_quarantine_view().lacks(node, quarantine)
-
-    def age_trail(self) -> bool:
-        """Called in each round: whether a read has to find out if the node has its condition."""
-        if self.quarantine_view.trail is None:
-            return False
-        return self.own_quarantine_view().age_trail()
+        self.quarantine_view.take_node(node)
 
     def discard_evidence(self, policy: Policy, now: float) -> None:
         """Discard evidence by the agent of another Node of this name, as it is not this node's.
@@ -154,9 +142,7 @@ class NodeState(NodeSummary):
         """
         self.agent.discard()
         self.decision.forget_evidence()
-        if self.quarantine_view is NO_QUARANTINE:
-            return
-        self.own_quarantine_view().forget_evidence()
+        self.quarantine_view.forget_evidence()
         quarantine = self.quarantine
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
@@ -194,19 +180,19 @@ class NodeState(NodeSummary):
     def hasten_repair(self) -> None:
         """What its repair waits for has changed: it need not wait for the next poll."""
         if self.quarantine is not None:
-            self.own_quarantine_view().repair_poll = self.now()
+            self.quarantine_view.repair_poll = self.now()
 
     def note_recovery(self) -> None:
         """No incident acts any more: the test before its release may be next."""
         if self.quarantine is not None:
-            self.own_quarantine_view().note_recovery(self.now())
+            self.quarantine_view.note_recovery(self.now())
 
     def hasten_release_check(self, after: float) -> None:
         """Its checks have changed: what holds its release is checked again after this long
         (seconds) at most.
         """
         if self.release_held:
-            self.own_quarantine_view().hasten_release_check(self.now() + after)
+            self.quarantine_view.hasten_release_check(self.now() + after)
 
     def evaluate(
         self, policy: Policy, mode: Action, now: float, *, silent_action: str = "observe"

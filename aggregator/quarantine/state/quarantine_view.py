@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
@@ -46,8 +45,6 @@ class NewMarks:
 @dataclass(slots=True)
 class QuarantineView:
     """Changed by events, reads and our own writes of the object, and by reads of its Node.
-
-    Nodes that never had a quarantine share `NO_QUARANTINE`.
 
     ``restored``: the uid of the quarantine whose evidence was restored into memory.
     ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
@@ -303,29 +300,9 @@ class QuarantineView:
         self.release_held, self.release_poll = "", 0.0
 
 
-class _NoQuarantine(QuarantineView):
-    """A node changes the view that `NodeSummary.own_quarantine_view` makes for it."""
-
-    __slots__ = ()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name}: many nodes share this view, so it can't be changed")
-
-
-def _shared() -> QuarantineView:
-    made = object.__new__(_NoQuarantine)
-    for one in fields(QuarantineView):
-        object.__setattr__(made, one.name, one.default)
-    return made
-
-
 def _requests(quarantine: Quarantine) -> tuple[OperationRequest, ...]:
     repair = quarantine.status.repair
     return repair.requests if repair is not None else ()
-
-
-#: The view of each node that never had a quarantine: it would take 264 bytes each.
-NO_QUARANTINE: Final = _shared()
 
 
 def marks_reported(quarantine: Quarantine) -> tuple[str, ...]:
