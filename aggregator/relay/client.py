@@ -17,6 +17,7 @@ import grpc
 from attrs import define, field
 from google.protobuf.message import DecodeError
 
+from aggregator.ingest.listener import AgentListener
 from aggregator.leader.lease import Candidate
 from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
 from aggregator.relay.gateway import Gateway
@@ -52,16 +53,6 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _Call = grpc.aio.StreamStreamCall[pb.GatewayBatch, pb.ControllerBatch]
 
 
-class AgentsPort(Protocol):
-    """Where agents connect to this gateway."""
-
-    def close_port(self) -> None:
-        """Refuse connections from now on. Calls that are served go on."""
-
-    async def open_port(self) -> None:
-        """Take connections again."""
-
-
 class FollowedLease(Protocol):
     """`LeaseHolder`, as far as a gateway needs it."""
 
@@ -84,7 +75,7 @@ class RelayClient:
     """
 
     _gateway: Gateway
-    _port: AgentsPort
+    _port: AgentListener
     _lease: FollowedLease
     _credentials: ReplicaCredentials
     _name: str = field(kw_only=True)
