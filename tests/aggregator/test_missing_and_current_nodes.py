@@ -15,7 +15,6 @@ from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.runtime import recent
 from tests.support.present import of_type
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time
 
@@ -210,7 +209,6 @@ async def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_a
     assert await bench.made.is_current("n1", "u3") is False
     assert await bench.made.is_current("n2", "u2") is False
     assert bench.reads == 3
-    assert bench.made._reads == {}
 
 
 @pytest.mark.parametrize(
@@ -233,17 +231,3 @@ async def test_an_answer_is_kept_for_its_time(
     await asyncio.sleep(0.5)
     await bench.made.is_current("n1", uid)
     assert bench.reads == 2
-
-
-async def test_the_oldest_answer_is_dropped_where_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recent, "MOST", 2)
-    bench = Current()
-    for node in ("a", "b"):
-        await bench.made.is_current(node, "u")
-    assert list(bench.made._kept) == [("a", "u"), ("b", "u")]
-    await asyncio.sleep(100)
-    await bench.made.is_current("a", "u")
-    await bench.made.is_current("c", "u")
-    assert list(bench.made._kept) == [("a", "u"), ("c", "u")]

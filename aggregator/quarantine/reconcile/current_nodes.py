@@ -4,8 +4,8 @@ The token of a deleted Node is good for a day, and its agent may connect again a
 is kept for a moment, and concurrent callers for the same Node share one read.
 """
 
-import asyncio
 import logging
+from functools import partial
 
 from attrs import define, field
 
@@ -13,7 +13,8 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.runtime.recent import Recent
+from aggregator.runtime.recent import MOST
+from aggregator.runtime.shared_answers import SharedAnswers
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -30,10 +31,10 @@ class CurrentNodes:
     _queue: WorkQueue
 
     def __attrs_post_init__(self) -> None:
-        self._now = self._clocks.now
-        #: Each answer, and until when it counts. A valid token has proved name and UID.
-        self._kept: Recent[tuple[str, str], tuple[bool | None, float]] = Recent()
-        self._reads: dict[tuple[str, str], asyncio.Task[bool | None]] = {}
+        # By name and UID, which a valid token has proved.
+        self._answers: SharedAnswers[bool | None] = SharedAnswers(
+            self._clocks.now, lasts=lambda answer, took: took + KEPT[answer], most=MOST
+        )
 
     async def is_current(self, node: str, node_uid: str) -> bool | None:
         """Whether the cluster's Node of this name has this UID; it is None while unknown.
@@ -47,22 +48,7 @@ class CurrentNodes:
         meta = node_state.cluster.meta if node_state is not None else None
         if meta is not None and meta.uid == node_uid:
             return True
-        key = (node, node_uid)
-        kept = self._kept.get(key)
-        if kept is not None and self._now() < kept[1]:
-            return kept[0]
-        reading = self._reads.get(key)
-        if reading is None:
-            reading = self._reads[key] = asyncio.create_task(self._fetch(key), name=f"node {node}")
-        return await asyncio.shield(reading)
-
-    async def _fetch(self, key: tuple[str, str]) -> bool | None:
-        try:
-            current = await self._read(*key)
-        finally:
-            del self._reads[key]
-        self._kept[key] = current, self._now() + KEPT[current]
-        return current
+        return await self._answers.get((node, node_uid), partial(self._read, node, node_uid))
 
     async def _read(self, node: str, node_uid: str) -> bool | None:
         try:
