@@ -55,7 +55,8 @@ class AccessGate:
                 401,
                 "no_credentials",
                 "you are not logged in",
-                "Send a bearer token (kubectl create token ACCOUNT), or a client certificate.",
+                "Send a bearer token (of kubectl create token ACCOUNT, or of a line of "
+                "access.tokens_file), or a client certificate.",
             )
         for access in any_of:
             if await self._authorizer.allows(identity, access):

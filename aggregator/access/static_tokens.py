@@ -12,8 +12,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.access.identity import RequestFacts, UserIdentity
-from aggregator.access.token_review import MAX_TOKEN, invalid_token
+from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
+from aggregator.access.token_review import MAX_TOKEN
 from aggregator.cluster.users import Access, User
 from sickbay.regular_file import MOST, require_regular_file, version_of
 
@@ -58,7 +58,12 @@ class StaticTokens:
             if hmac.compare_digest(entry.digest, digest):
                 found = entry
         if found is None:
-            raise invalid_token()
+            raise AccessRefused(
+                401,
+                "invalid_token",
+                "the token is in no line of access.tokens_file",
+                "A line of that file is TOKEN,USER,ROLE; it is read again when it changes.",
+            )
         user = User(found.user, (f"sickbay:{found.role}s",))
         return UserIdentity(user, "static-token", ambient=not facts.token)
 

@@ -389,7 +389,8 @@ async def test_a_changed_file_counts_at_once_and_a_broken_one_not_at_all(tokens_
     tokens_file.write_text("broken\n")  # noqa: ASYNC240 - a few bytes
     assert await gate.require(RequestFacts(token=VIEWER), READ)
     tokens_file.write_text(f"{OPERATOR},hall-2,operator\n")  # noqa: ASYNC240
-    assert (await refusal(gate, RequestFacts(token=VIEWER))).status == 401
+    refused = await refusal(gate, RequestFacts(token=VIEWER))
+    assert (refused.status, "access.tokens_file" in refused.error) == (401, True)
 
 
 @pytest.mark.parametrize(
