@@ -111,7 +111,10 @@ def read_request(body: bytes, action: PersonAction) -> ActionRequest:
     try:
         found = msgspec.json.decode(body or b"{}", type=ActionRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadAction(f"the body is no request of this action: {error}") from error
+        keys = 'reason, action ("cordon" or "drain"), duration, cancel_order and dry_run'
+        raise BadAction(
+            f"the body is no request of this action: {error}; expected a JSON object of {keys}"
+        ) from error
     found = msgspec.structs.replace(found, reason=clean(found.reason, _REASON).strip())
     if action.needs_reason and not found.reason:
         raise BadAction("reason: it is empty; name it for the next person on call")

@@ -222,7 +222,7 @@ async def test_each_action_needs_its_right_and_identity(site: Site, action: Any)
         ("nodes/n/quarantine", {}, "reason: it is empty"),
         ("nodes/n/quarantine", {"reason": " \n"}, "reason: it is empty"),
         ("nodes/n/quarantine", {"reason": "x", "action": "observe"}, "no quarantine"),
-        ("nodes/n/quarantine", {"reason": "x", "action": "reboot"}, "reboot"),
+        ("nodes/n/quarantine", {"reason": "x", "action": "reboot"}, '"cordon" or "drain"'),
         ("nodes/n/exempt", {"reason": "x"}, "duration"),
         ("nodes/n/exempt", {"reason": "x", "duration": "-1h"}, "duration"),
         ("nodes/n/pin", {"reason": "x", "more": 1}, "more"),
