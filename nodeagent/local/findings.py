@@ -5,7 +5,8 @@ Keys are only added. Ages are seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.dataclass import dataclass
@@ -25,14 +26,14 @@ SEVERITY: Mapping[Status, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One component by one check. ``age`` None: seen just now, and not since when."""
+    """One component by one check. ``age_seconds`` None: seen just now, and not since when."""
 
     check: str
     component: str
     status: Status
     reason: str = ""
     message: str = ""
-    age: float | None = None
+    age_seconds: float | None = None
 
 
 #: Faults that last until a reset, a boot or a person's word, and of which none is due: the shipped
@@ -61,8 +62,8 @@ class Latched:
     component: str
     message: str
     count: int
-    first_age: float
-    last_age: float
+    first_age_seconds: float
+    last_age_seconds: float
     cleared_by: ClearedBy
     historical: bool = False
     details: Mapping[str, str] = field(default_factory=dict)
@@ -114,8 +115,8 @@ class Findings:
             "node": self.node,
             "source": self.source,
             "status": self.worst.name.lower(),
-            "results": [_result_json(r) for r in self.ranked() if isinstance(r, Result)],
-            "faults": [_fault_json(f) for f in self.ranked() if isinstance(f, Latched)],
+            "results": [_as_json(r) for r in self.ranked() if isinstance(r, Result)],
+            "faults": [_as_json(f) for f in self.ranked() if isinstance(f, Latched)],
             "checks": [_check_json(check) for check in self.checks],
             "notes": list(self.notes),
         }
@@ -148,7 +149,7 @@ def from_latch(
                 status=entry.status,
                 reason=entry.reason,
                 message=entry.message,
-                age=max(now - entry.since, 0) if source == "agent" else None,
+                age_seconds=max(now - entry.since, 0) if source == "agent" else None,
             )
             for entry in latch.components.values()
         ],
@@ -159,8 +160,8 @@ def from_latch(
                 component=entry.component,
                 message=entry.message,
                 count=entry.count,
-                first_age=max(now - entry.first, 0),
-                last_age=max(now - entry.last, 0),
+                first_age_seconds=max(now - entry.first, 0),
+                last_age_seconds=max(now - entry.last, 0),
                 cleared_by=entry.cleared_by,
                 historical=entry.historical,
                 details=entry.details,
@@ -191,31 +192,14 @@ def rank(status: Status) -> int:
     return SEVERITY[status]
 
 
-def _result_json(result: Result) -> dict[str, Any]:
-    return {
-        "check": result.check,
-        "component": result.component,
-        "status": result.status.name.lower(),
-        "reason": result.reason,
-        "message": result.message,
-        "age_seconds": None if result.age is None else round(result.age, 3),
-    }
-
-
-def _fault_json(fault: Latched) -> dict[str, Any]:
-    return {
-        "code": fault.code,
-        "check": fault.check,
-        "component": fault.component,
-        "status": fault.status.name.lower(),
-        "message": fault.message,
-        "count": fault.count,
-        "first_age_seconds": round(fault.first_age, 3),
-        "last_age_seconds": round(fault.last_age, 3),
-        "cleared_by": fault.cleared_by.name.lower(),
-        "historical": fault.historical,
-        "details": dict(fault.details),
-    }
+def _as_json(one: Result | Latched) -> dict[str, Any]:
+    shown: dict[str, Any] = {field.name: getattr(one, field.name) for field in fields(one)}
+    for name, value in shown.items():
+        if isinstance(value, float):
+            shown[name] = round(value, 3)
+        elif isinstance(value, Enum):
+            shown[name] = value.name.lower()
+    return shown | {"status": one.status.name.lower()}
 
 
 def _check_json(check: CheckInfo) -> dict[str, Any]:
@@ -227,29 +211,17 @@ def _check_json(check: CheckInfo) -> dict[str, Any]:
 
 
 def _result(entry: Any) -> Result:
-    return Result(
-        check=str(entry["check"]),
-        component=str(entry["component"]),
-        status=Status[entry["status"].upper()],
-        reason=str(entry["reason"]),
-        message=str(entry["message"]),
-        age=None if entry["age_seconds"] is None else float(entry["age_seconds"]),
-    )
+    return Result(**_known(Result, entry) | {"status": Status[entry["status"].upper()]})
 
 
 def _fault(entry: Any) -> Latched:
-    return Latched(
-        code=str(entry["code"]),
-        check=str(entry["check"]),
-        component=str(entry["component"]),
-        message=str(entry["message"]),
-        count=int(entry["count"]),
-        first_age=float(entry["first_age_seconds"]),
-        last_age=float(entry["last_age_seconds"]),
-        cleared_by=ClearedBy[entry["cleared_by"].upper()],
-        historical=bool(entry["historical"]),
-        details={str(key): str(value) for key, value in entry["details"].items()},
-    )
+    ends = ClearedBy[entry["cleared_by"].upper()]
+    return Latched(**_known(Latched, entry) | {"cleared_by": ends})
+
+
+def _known(kind: type[Result | Latched], entry: Any) -> dict[str, Any]:
+    """A later agent may have added keys."""
+    return {field.name: entry[field.name] for field in fields(kind)}
 
 
 def _check(entry: Any) -> CheckInfo:

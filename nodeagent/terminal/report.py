@@ -158,14 +158,14 @@ def _row(item: Result | Latched) -> tuple[str, str, str, str, str]:
     component = one_line(item.component, 44) or "-"
     if isinstance(item, Result):
         what = item.message or item.reason
-        return status, item.check, component, age(item.age), what
+        return status, item.check, component, age(item.age_seconds), what
     times = f" x{item.count}" if item.count > 1 else ""
     past = "history: " if item.historical else ""
     return (
         status,
         item.check,
         component,
-        age(item.last_age),
+        age(item.last_age_seconds),
         f"{past}{item.code}{times}: {item.message}",
     )
 
