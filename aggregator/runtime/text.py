@@ -55,3 +55,9 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
         for part in _DIGITS.split(name)
         if part
     )
+
+
+def common_start(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many characters, or entries, both begin with."""
+    shorter = min(len(one), len(other))
+    return next((n for n in range(shorter) if one[n] != other[n]), shorter)

@@ -4,12 +4,12 @@ import difflib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, get_type_hints
 
 import msgspec
 from aiohttp import web
 
+from aggregator.runtime.text import common_start
 from aggregator.web import map_view, models, node_table, node_view
 from aggregator.web.job_models import JobReport
 from aggregator.web.job_view import PARAMS as JOB_PARAMS
@@ -94,14 +94,9 @@ def nearest(name: str, names: Sequence[str]) -> str:
         for one in names
         if least <= len(one) <= most and (one.startswith(begin) or one.endswith(end))
     ]
-    near.sort(key=lambda one: -_shared_letters(one, name))
+    near.sort(key=lambda one: -common_start(one, name))
     found = difflib.get_close_matches(name[:253], near[:_MOST_COMPARED], 1, 0.8)
     return found[0] if found else ""
-
-
-def _shared_letters(one: str, other: str) -> int:
-    """The length of their common beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from aggregator.runtime.recent import Recent
+from aggregator.runtime.text import common_start
 
 #: Texts are remembered up to this number of characters in all; a reader of a forgotten one gets the
 #: whole page.
@@ -71,10 +72,8 @@ class PageDeltas:
 def difference(before: str, after: str) -> list[Part] | None:
     """As `PageDeltas.between`, of two texts."""
     old, new = before.split("\n"), after.split("\n")
-    shorter = min(len(old), len(new))
-    head = next((n for n in range(shorter) if old[n] != new[n]), shorter)
-    rest = shorter - head
-    tail = next((n for n in range(rest) if old[-1 - n] != new[-1 - n]), rest)
+    head = common_start(old, new)
+    tail = common_start(old[head:][::-1], new[head:][::-1])
     end = len(old) - tail
     changed = new[head : len(new) - tail]
     if max(end - head, len(changed)) > _MOST_LINES:
@@ -136,12 +135,6 @@ def _add_line(
 def _edit(line: str, number: int, old: str) -> tuple[int, int, int, str]:
     if not old.isascii():
         return number, 0, 0, line  # a browser counts other characters differently
-    first = _common(line, old)
-    last = _common(line[first:][::-1], old[first:][::-1])
+    first = common_start(line, old)
+    last = common_start(line[first:][::-1], old[first:][::-1])
     return number, first, last, line[first : len(line) - last]
-
-
-def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    shorter = min(len(one), len(other))
-    return next((n for n in range(shorter) if one[n] != other[n]), shorter)
