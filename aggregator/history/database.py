@@ -225,6 +225,12 @@ class Database:
         found.sort(key=lambda one: one.at, reverse=True)
         return found[:most]
 
+    def begins(self) -> list[float]:
+        """The time of the oldest row, if there is one."""
+        oldest = [sa.select(sa.func.min(one.c.at).label("at")) for one in (transitions, evidence)]
+        found = [row["at"] for query in oldest for row in self._read(query)]
+        return sorted(at for at in found if at is not None)[:1]
+
     def of_incident(self, incident: str, most: int) -> list[Transition]:
         """The newest ``most`` transitions of this incident, newest first."""
         table = transitions.c

@@ -242,6 +242,10 @@ class History:
         database = self._reader.database
         return await self._reader.run(database.of_kinds, names, since, until, MOST_OF_KINDS)
 
+    async def begins(self) -> list[float]:
+        """The time of the oldest row, if there is one. Raises `OSError` as `recent` does."""
+        return await self._reader.run(self._reader.database.begins)
+
     async def of_incident(self, incident: str, limit: int = 200) -> list[Transition]:
         """The newest transitions of this incident, newest first. Raises `OSError` as `recent`."""
         database = self._reader.database

@@ -38,6 +38,12 @@ class HistoryReader(Protocol):
         """The newest transitions of these kinds, newest first. Raises `OSError` as `recent`."""
         ...
 
+    async def begins(self) -> list[float]:
+        """The time of the oldest row (wall clock seconds), if there is one. Raises `OSError` as
+        `recent`.
+        """
+        ...
+
     def record_counts(self, counts: Mapping[str, int]) -> None:
         """Queue how many nodes are in each state now. Never blocks and never raises."""
         ...

@@ -66,6 +66,9 @@ async def _read_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobR
     since = values["since"] if values["since"] >= 0 else until - values.get("days", 28) * 86400.0
     if until <= since:
         raise BadQuery("until is before since: no fault can be in between", "expected it later")
+    begins, trouble = await read_history(queries.history.begins(), _PATIENCE)
+    if begins and since < begins[0] < until:
+        since = begins[0]  # no rate counts the time before it as time without faults
     read = queries.history.of_kinds(KINDS, since, until)
     past, trouble = await read_history(read, _PATIENCE)
     later: list[Transition] = []

@@ -566,6 +566,7 @@ async def test_transitions_of_some_kinds_come_back_within_their_time(place: Plac
             history.record_event(transition)
         await until(lambda: history.written == len(made))
         found = await history.of_kinds(kinds[:2], now - 250, now - 50)
+        assert await history.begins() == [now - 300]
     assert {(one.kind, one.at) for one in found} == {
         (kind, now - age) for kind in kinds[:2] for age in (200, 100)
     }

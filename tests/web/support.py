@@ -112,6 +112,10 @@ class ListHistory:
     kept: list[tuple[float, Mapping[str, int]]] = field(default_factory=list)
     broken: str = ""
     problem: str = ""
+    oldest: list[float] = field(default_factory=list)
+
+    async def begins(self) -> list[float]:
+        return self.oldest
 
     async def recent(
         self, node: str = "", since: float = 0.0, limit: int = 200, until: float = math.inf

@@ -133,6 +133,15 @@ async def test_a_quarantine_from_before_the_report_counts_for_all_of_its_time(
     assert found["quarantines"] == 0
 
 
+async def test_a_report_begins_no_earlier_than_the_history(served: Served) -> None:
+    served.history.oldest = [NIGHT - 86400.0]
+    found = await served.json("/api/v1/report")
+    assert (found["since"], found["quarantines"]) == ("2026-03-13T03:14:07Z", 1)
+    assert found["mtbf"] == pytest.approx(8 * 86400, rel=0.01)
+    later = await served.json(f"/api/v1/report?until={NIGHT - 90_000}&since=1")
+    assert later["since"] == "1970-01-01T00:00:01Z"
+
+
 async def test_a_quarantine_that_spans_a_past_report_counts_for_all_of_it(served: Served) -> None:
     async def hours(since: float, until: float) -> dict[str, float]:
         times = f"since={NIGHT - since}&until={NIGHT - until}"
