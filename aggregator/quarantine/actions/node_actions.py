@@ -75,34 +75,24 @@ log = logging.getLogger("sickbay.quarantine")
 _REFUSALS_EVERY = 600.0
 
 
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeActions(NodeReports):
     """For one node at a time; the controller runs many nodes at once. ``pools`` has each node's
     mode.
     """
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        record_writer: AdmissionRecordWriter,
-        pools: NodePools,
-        announcer: Announcer,
-        event_sink: EventSink,
-        clocks: Clocks,
-        policy: Policy,
-        stages: StageTimes,
-    ) -> None:
-        super().__init__(event_sink=event_sink, clocks=clocks, stages=stages)
-        self.cluster = cluster
-        self.policy = policy
-        self.words = cluster.words
-        self.record_writer, self.switch = record_writer, record_writer.switch
-        self.pools = pools
+    cluster: Cluster
+    record_writer: AdmissionRecordWriter
+    pools: NodePools
+    announcer: Announcer
+    policy: Policy
+
+    def __attrs_post_init__(self) -> None:
+        self.words, self.switch = self.cluster.words, self.record_writer.switch
         #: Whether we are the controller at this moment.
         self.may_act = self.switch.may_act
         #: The guard of what undoes: its version may be of a read after another one's acts.
         self.place = Guard(self.switch.check_place)
-        self.announcer = announcer
         #: A storm has thousands of refusals, all for the same reason.
         self._refusals = RateLimitedLog(_REFUSALS_EVERY)
 

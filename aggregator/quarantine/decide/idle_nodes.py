@@ -92,20 +92,12 @@ class IdleCandidate:
     test: NodeTest | None
 
 
-def choose(
-    candidates: Iterable[IdleCandidate],
-    rules: IdleNodeRules,
-    most: int,
-    *,
-    pause: float,
-    now: float,
-) -> list[IdleCandidate]:
-    """At most ``most`` nodes whose test is due, the longest untested first.
+def choose(due: Iterable[IdleCandidate], most: int) -> list[IdleCandidate]:
+    """At most ``most`` of the nodes whose test is due, the longest untested first.
 
     Those that were never tested come first, in the order of a hash: neighbours of one rack would
     hold each other.
     """
-    due = (one for one in candidates if not waits_for(one.test, rules, pause=pause, now=now))
     return heapq.nsmallest(
         max(0, most), due, key=lambda one: (verdict_at(one.test), zlib.crc32(one.uid.encode()))
     )

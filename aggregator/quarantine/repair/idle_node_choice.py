@@ -63,7 +63,7 @@ class IdleNodeChoice:
             candidates.append(IdleCandidate(name, self._shared.registry.uid_of(name), test))
         if not candidates:
             self._choose_at = now + POLL_EVERY
-        chosen = choose(candidates, idle, room, pause=pause, now=earliest)
+        chosen = choose(candidates, room)
         for due in chosen:
             self._again[due.node] = now + _IDLE_AGAIN
         return chosen
