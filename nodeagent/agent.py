@@ -405,11 +405,14 @@ class Agent:
             self._recorder.record_observations(gone)
         else:
             self._recorder.record_observations(report, run_of=name if whole else "")
-        # A person has taken these out, which ends the fault of one that the check has left out.
+        # A person has taken these out, which ends the fault of one that the check has left out. So
+        # has the aggregator, or resolv.conf, where another is named in its place.
         latch = self._recorder.latch
         out = self._unnamed.get(name, frozenset())
+        is_renamed = name in ("peers", "dns") and whole and not isinstance(report, Off)
         for component in latch.known(name):
             is_out = component in out or is_excluded(component, self._config.checks.get(name))
+            is_out |= is_renamed and bool(component)
             if is_out and latch.clear_by_operator(component=component, code=name):
                 self._recorder.changed_by_hand()
 

@@ -172,6 +172,24 @@ async def test_a_second_agent_refuses_to_start(make: Make, shared: str) -> None:
     assert (await agent.ask("/healthz"))[0] == 200
 
 
+async def test_a_dns_server_that_is_named_no_longer_is_over(
+    make: Make, aggregator: FakeAggregator, tmp_path: Path
+) -> None:
+    resolv = tmp_path / "host/etc/resolv.conf"
+    resolv.parent.mkdir(parents=True)
+    resolv.write_text("nameserver 127.0.0.7\n")
+    agent = make(aggregator=aggregator.address)
+    agent.top = f'host_root = "{tmp_path / "host"}"'
+    agent.more = QUIET.replace("[checks.dns]\non = false", '[checks.dns]\ninterval = "1s"')
+    agent.start()
+    old, new = (("dns", f"dns://127.0.0.{n}") for n in (7, 8))
+    await until(lambda: aggregator.streams and old in aggregator.latest.components)
+    assert aggregator.latest.components[old].status == pb.STATUS_FAILED
+    resolv.write_text("nameserver 127.0.0.8\n")
+    await until(lambda: new in aggregator.latest.components, what=agent.log())
+    await until(lambda: old not in aggregator.latest.components, what=agent.log())
+
+
 async def test_a_socket_that_a_killed_agent_left_is_replaced(make: Make) -> None:
     agent = await make().start().up()
     agent.kill()
