@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent import factory, kernel_feed, logs, recorder
-from nodeagent.check_set import CheckSet, is_excluded, unnamed
+from nodeagent.check_set import CheckSet, ends_what_it_leaves_out, is_excluded, unnamed
 from nodeagent.checks.base import Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
@@ -405,14 +405,13 @@ class Agent:
             self._recorder.record_observations(gone)
         else:
             self._recorder.record_observations(report, run_of=name if whole else "")
-        # A person has taken these out, which ends the fault of one that the check has left out. So
-        # has the aggregator, or resolv.conf, where another is named in its place.
+        # A person or another program has taken these out, which ends the fault of an absent one.
         latch = self._recorder.latch
         out = self._unnamed.get(name, frozenset())
-        is_renamed = name in ("peers", "dns") and whole and not isinstance(report, Off)
+        ends_all = whole and ends_what_it_leaves_out(name, report)
         for component in latch.known(name):
             is_out = component in out or is_excluded(component, self._config.checks.get(name))
-            is_out |= is_renamed and bool(component)
+            is_out |= ends_all and bool(component)
             if is_out and latch.clear_by_operator(component=component, code=name):
                 self._recorder.changed_by_hand()
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.checks.base import CheckSpec, LogCheck
+from nodeagent.checks.base import CheckSpec, LogCheck, Off, Report
 from nodeagent.checks.custom_command import OwnCheck
 from nodeagent.config.checks import off_by_config, specs_of
 from nodeagent.config.settings import CheckSettings, Config
@@ -83,6 +83,16 @@ def is_excluded(component: str, settings: CheckSettings | None) -> bool:
         return False  # of a third party's check it may be anything
     names = component, component.partition("/")[0]
     return any(fnmatch.fnmatchcase(name, str(each)) for name in names for each in patterns)
+
+
+def ends_what_it_leaves_out(name: str, report: Report) -> bool:
+    """Whether a part that this whole report of the check ``name`` leaves out is over: a peer or DNS
+    server in whose place others are named, a remote filesystem that was unmounted.
+    """
+    if isinstance(report, Off):
+        return name == "disk-mounts"  # the aggregator names no peers at an agent's start
+    knows_all = all(getattr(each, "component", "") for each in report)  # else no table was read
+    return name in ("disk-mounts", "dns", "peers") and knows_all
 
 
 def unnamed(before: Config, after: Config) -> dict[str, frozenset[str]]:

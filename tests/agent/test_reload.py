@@ -13,10 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from nodeagent.check_set import CheckSet, is_excluded, unnamed
+from nodeagent.check_set import CheckSet, ends_what_it_leaves_out, is_excluded, unnamed
+from nodeagent.checks.base import Off
 from nodeagent.config.reload import Reloader
 from nodeagent.config.settings import CheckSettings, Config, ConfigError, default, load
 from nodeagent.configfile.toml_table import Problem
+from nodeagent.model import Observation, Status
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
 from tests.agent.site_package import install
@@ -106,6 +108,19 @@ def test_a_check_that_is_turned_off_runs_no_more_and_says_why(
     check_set.follow(changed(config, "disk-space", on=False))
     assert "disk-space" not in check_set.names
     assert check_set.off["disk-space"] == "off by configuration (checks.disk-space.on)"
+
+
+def test_a_report_ends_what_it_leaves_out_where_others_name_the_parts() -> None:
+    seen = [Observation("x", "a", Status.OK)]
+    blind = [*seen, Observation("x", "", Status.UNKNOWN, "no-mount-table")]
+    assert {
+        n
+        for n in ("disk-mounts", "dns", "peers", "disk-space", "nic-link")
+        if ends_what_it_leaves_out(n, seen)
+    } == {"disk-mounts", "dns", "peers"}
+    assert not ends_what_it_leaves_out("disk-mounts", blind)
+    assert ends_what_it_leaves_out("disk-mounts", Off("no remote filesystem, none expected"))
+    assert not ends_what_it_leaves_out("peers", Off("the aggregator names no peers"))
 
 
 def test_a_third_partys_option_of_that_name_excludes_nothing() -> None:
