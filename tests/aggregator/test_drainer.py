@@ -206,12 +206,18 @@ async def test_nothing_is_drained_that_is_gone_over_or_not_marked(
 async def test_a_node_is_taken_off_the_load_balancers_once_and_not_where_we_may_not_act(
     bench: Drain,
 ) -> None:
+    async def ends(name: str) -> None:
+        bench.standing = name != "patch_node"
+
     await bench.marked()
     bench.may = False
     with pytest.raises(GuardRefused):
         await bench.made._begin(bench.node_state, bench.still)
+    bench.may, bench.cluster.in_queue = True, ends
+    with pytest.raises(GuardRefused, match="no longer in force"):
+        await bench.made._begin(bench.node_state, bench.still)
     assert OFF_BALANCERS not in bench.world.nodes["n1"].labels
-    bench.may = True
+    bench.standing, bench.cluster.in_queue = True, None
     await bench.made._begin(bench.node_state, bench.still)
     assert OFF_BALANCERS in bench.world.nodes["n1"].labels
     applied = present(bench.now().status.applied)

@@ -355,7 +355,9 @@ class Drainer:
         if quarantine.status.phase not in MARKED or quarantine.status.phase is Phase.DRAINED:
             return None
         if change is not None:
-            node = await self._cluster.patch_node(node, change, guard=self._acts.guard(node_state))
+            over = f"the drain of {node.name} is no longer in force"
+            guard = self._acts.guard(node_state, against=lambda: "" if still() else over)
+            node = await self._cluster.patch_node(node, change, guard=guard)
             node_state.take_node(node)
         self._memory(node_state).not_ready = NotReady.of(node)
         if quarantine.status.phase is Phase.DRAINING:
