@@ -13,7 +13,7 @@ from typing import Any
 from attrs import define, field
 
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource, ObjectStore
-from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard, NotFound, Refused
 from aggregator.config.field_path import read_entries
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
@@ -84,7 +84,7 @@ class ClusterApiRepairer(SentOnce):
             await self._unmark(resource, machine)
             await self._sleep(_SETTLES)
             later = await self._machines.get(resource, machine.namespace, machine.name)
-        except (NodeIsAnotherError, _NotTheirsError, ClusterError):
+        except (NodeIsAnotherError, _NotTheirsError, NotFound, Refused):
             return False
         return (
             later is not None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from attrs import define, field
 
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
-from aggregator.cluster.port import UNGUARDED, Guard
+from aggregator.cluster.port import UNGUARDED, Guard, Unreachable
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
@@ -39,7 +39,10 @@ class CommandRepairer(SentOnce):
     async def cancel(self, order: RepairOrder) -> bool:
         if not self._cancel:
             return False
-        return (await self._run(self._cancel, order, UNGUARDED)).state is AnswerState.DONE
+        answer = await self._run(self._cancel, order, UNGUARDED)
+        if answer.state is AnswerState.NOT_SENT:
+            raise Unreachable(answer.text)
+        return answer.state is AnswerState.DONE
 
     async def _run(self, argv: Sequence[str], order: RepairOrder, guard: Guard) -> RepairAnswer:
         key = f"repair.repairers.{order.repair}.command"

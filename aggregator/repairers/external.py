@@ -13,7 +13,7 @@ from aggregator.cluster.objects import (
     ObjectResource,
     ObjectStore,
 )
-from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard, NotFound, Refused
 from aggregator.config.external import ExternalSection
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
@@ -100,7 +100,7 @@ class ExternalRepairer:
             if found.deleting:
                 return False
             await self._objects.delete(resource, found, as_read=True, guard=UNGUARDED)
-        except (UnusableNameError, ClusterError):
+        except (UnusableNameError, NotFound, Refused):
             return False
         return True
 

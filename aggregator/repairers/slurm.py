@@ -3,7 +3,7 @@
 The boot that the node's agent reports proves it, once Slurm's own state shows that it is over.
 """
 
-from aggregator.cluster.port import ClusterError, Conflict, Guard
+from aggregator.cluster.port import ClusterError, Conflict, Guard, NotFound, Refused
 from aggregator.cluster.reboots import NodeReboots, RebootState
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.object_answers import answer_of
@@ -37,7 +37,7 @@ class SlurmRepairer:
     async def cancel(self, order: RepairOrder) -> bool:
         try:
             return await self._reboots.cancel(order.node, order.operation)
-        except ClusterError:
+        except (NotFound, Refused):
             return False
 
     async def is_over(self, order: RepairOrder) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aggregator.alerts.signed_call import EndpointAnswer, NoAnswerError, SignedEndpoint
-from aggregator.cluster.port import UNGUARDED, Guard
+from aggregator.cluster.port import UNGUARDED, Guard, Unreachable
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 
@@ -48,7 +48,10 @@ class WebhookRepairer:
         return RepairAnswer(AnswerState.TAKEN, answer.text) if unsent else answer
 
     async def cancel(self, order: RepairOrder) -> bool:
-        return (await self._post(order, "cancel", UNGUARDED)).state is AnswerState.DONE
+        answer = await self._post(order, "cancel", UNGUARDED)
+        if answer.state in (AnswerState.NOT_SENT, AnswerState.UNSURE):
+            raise Unreachable(answer.text)
+        return answer.state is AnswerState.DONE
 
     async def _post(self, order: RepairOrder, event: str, guard: Guard) -> RepairAnswer:
         more: dict[str, object] = {"event": event, "gpus": list(order.gpus)}
@@ -63,7 +66,8 @@ class WebhookRepairer:
             unsure = AnswerState.UNSURE if error.sent else AnswerState.NOT_SENT
             return RepairAnswer(unsure, str(error))
         answer = _answer_of(found)
-        return _verdict(answer, found.text) if order.repair == TEST else answer
+        tests = order.repair == TEST and event == "order"
+        return _verdict(answer, found.text) if tests else answer
 
 
 def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:

@@ -261,6 +261,31 @@ async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     site.check()
 
 
+@pytest.mark.parametrize(
+    ("answers_after", "end"), [(100, RepairState.CANCELLED), (10_000, RepairState.UNKNOWN)]
+)
+async def test_a_cancellation_without_an_answer_is_repeated_until_the_deadline(
+    answers_after: float, end: RepairState
+) -> None:
+    site = Site()
+    site.shop.boots, site.shop.cancels = False, True
+    site.shop.look = RepairAnswer(AnswerState.UNSURE)
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    began = asyncio.get_running_loop().time()
+
+    def away() -> None:
+        if asyncio.get_running_loop().time() < began + answers_after:
+            raise Unreachable("HTTP 503")
+
+    site.shop.on_cancel = away
+    site.world.operations.person_cancels("n1")
+    await site.settles(lambda: site.attempts() == [("reboot", end)])
+    await later(600)
+    assert site.repaired == ["reboot"]
+    site.check()
+
+
 async def test_a_person_deletes_an_operation_before_its_order() -> None:
     """A process made it, and died before it began."""
     site = Site()

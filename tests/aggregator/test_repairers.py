@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from aggregator.cluster.port import UNGUARDED
+from aggregator.cluster.port import UNGUARDED, Unreachable
 from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
@@ -138,6 +138,9 @@ async def test_a_command_is_taken_back_only_where_a_program_for_that_succeeds(
     able = command(path, cancel=(str(path), "cancel", "{operation}"))
     assert await able.cancel(ORDER)
     assert not await command(path, cancel=(str(path), "other")).cancel(ORDER)
+    later = command(path, cancel=(str(program(tmp_path, "exit 75")),))
+    with pytest.raises(Unreachable):
+        await later.cancel(ORDER)
     assert not await command(path).cancel(ORDER)
 
 
@@ -208,8 +211,12 @@ async def test_a_repair_by_webhook_is_taken_back_where_the_endpoint_says_so(
     made = WebhookRepairer(server.url, secret, wall=lambda: 1000.0)
     assert await made.cancel(ORDER)
     assert json.loads(server.asked[0][1])["event"] == "cancel"
+    assert await made.cancel(TEST)
     server.status = 409
     assert not await made.cancel(ORDER)
+    server.status = 503
+    with pytest.raises(Unreachable):
+        await made.cancel(ORDER)
 
 
 async def test_an_endpoint_that_is_not_there_has_certainly_ordered_nothing(secret: Path) -> None:

@@ -23,6 +23,7 @@ from aggregator.cluster.port import (
     Operations,
     RepairAttempt,
     RepairState,
+    Unreachable,
     is_refusal,
 )
 from aggregator.policy.repairs import NEEDS_PERSON, TEST
@@ -340,7 +341,14 @@ class OperationEngine:
             await self._end(case, attempt, outcome)
             return
         # An order that was certainly not sent needs no repairer to take it back.
-        awaited = "" if self.is_unsent(attempt) else await case.take_back(attempt)
+        try:
+            awaited = "" if self.is_unsent(attempt) else await case.take_back(attempt)
+        except (Unreachable, Conflict) as error:
+            if await self._prove(case, attempt) is None:
+                return
+            if self._time_of(attempt) < attempt.deadline_at:
+                raise  # it is tried again
+            awaited = str(error)
         if awaited:
             await case.not_taken_back(attempt, because, awaited)
         else:

@@ -80,8 +80,8 @@ class RepairAnswer:
 
 
 class Repairer(Protocol):
-    """Carries out one kind of repair. Its methods never raise, except when they are cancelled, and
-    what a guard raises.
+    """Carries out one kind of repair. Its methods never raise, except when they are cancelled, what
+    a guard raises, and as `cancel` states.
     """
 
     #: Whether an order with the same operation may be sent twice, and is carried out once.
@@ -99,7 +99,9 @@ class Repairer(Protocol):
         ...
 
     async def cancel(self, order: RepairOrder) -> bool:
-        """Take the order back. False: it may be carried out all the same."""
+        """Take the order back. False: it may be carried out all the same. Raises `Unreachable` or
+        `Conflict` where a later try may take it back.
+        """
         ...
 
 

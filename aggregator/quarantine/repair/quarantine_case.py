@@ -401,7 +401,7 @@ class QuarantineCase(OperationCase):
         return node
 
     async def take_back(self, attempt: RepairAttempt) -> str:
-        if await self.while_wanted(self._of.engine.calls.cancel(self.order(attempt))):
+        if await self.while_wanted(self._of.engine.calls.take_back(self.order(attempt))):
             return ""
         return f"{attempt.repair} can't be taken back any more; its end is waited for"
 
@@ -478,7 +478,7 @@ class QuarantineCase(OperationCase):
                 if entry.withdraw is None:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_CANCELS):
-                            cancelled = await entry.repairer.cancel(order)
+                            cancelled = await self._of.engine.calls.cancel(order)
                 if entry.clean_up is not None:
                     answer = await entry.clean_up(order)
         removed = entry.clean_up is None or answer.state is AnswerState.DONE

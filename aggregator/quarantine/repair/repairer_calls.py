@@ -1,10 +1,11 @@
 """The calls of an operation's repairer, of a repair and of a node's test: order, outcome, end."""
 
+import contextlib
 from collections.abc import Mapping
 
 from attrs import define
 
-from aggregator.cluster.port import Guard, RepairState
+from aggregator.cluster.port import Conflict, Guard, RepairState, Unreachable
 from aggregator.quarantine.repair.attempts import PROVED_BY_NODE
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -62,10 +63,16 @@ class RepairerCalls:
             return RepairAnswer(AnswerState.TAKEN)
         return self._keep(order, await entry.repairer.read_outcome(order))
 
-    async def cancel(self, order: RepairOrder) -> bool:
-        """Take the order back. False: it may be carried out all the same."""
+    async def take_back(self, order: RepairOrder) -> bool:
+        """As `Repairer.cancel`."""
         entry = self._repairers.get(order.repair)
         return entry is not None and await entry.repairer.cancel(order)
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        """The same where no later try follows, so that it raises nothing."""
+        with contextlib.suppress(Unreachable, Conflict):
+            return await self.take_back(order)
+        return False
 
     def note_end(self, kind: str, node: str, operation: str) -> Mapping[str, str]:
         """The end is durable. Returns the details that the repairer reported."""
