@@ -34,6 +34,11 @@ class SharedAnswers(Generic[T]):
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def pending(self) -> int:
+        """How many answers are being made, or wait for their turn."""
+        return len(self._pending)
+
     def known(self, key: Hashable) -> bool:
         """Whether there is an answer that counts or is on its way, or the last one was positive."""
         found = self._known.get(key)

@@ -14,7 +14,7 @@ from aggregator.web.cost_chart import days_of, groups_of
 from aggregator.web.job_models import JobRecord, JobReport, JobRow
 from aggregator.web.models import Shape
 from aggregator.web.queries import FleetQueries, read_history
-from aggregator.web.query_params import BadQuery, Form, Param
+from aggregator.web.query_params import BadQuery, Form, Param, RequestProblem
 from aggregator.web.snapshot_cache import rest
 from aggregator.web.timefmt import bounded_time
 
@@ -26,6 +26,8 @@ _MOST_RECORDS = 1000
 _OUTAGES = (EventKind.CORDONED, EventKind.RELEASED)
 #: Reports that are remembered, and the seconds for which one serves at most.
 _MOST_REPORTS, _LONGEST = 16, 60.0
+#: Reports that wait at most: a client that is gone has its report made nevertheless.
+_MOST_WAITING = 16
 _S = TypeVar("_S", bound=Shape)
 
 PARAMS = (
@@ -44,9 +46,12 @@ PARAMS = (
 
 async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobReport:
     """The report, a minute old at most. ``values``: of `PARAMS`, and maybe ``days`` instead of
-    ``since``. Raises BadQuery.
+    ``since``. Raises RequestProblem.
     """
     query = tuple(sorted(values.items()))
+    if queries.reports.pending >= _MOST_WAITING and not queries.reports.known(query):
+        text = f"{_MOST_WAITING} other reports are being made"
+        raise RequestProblem(503, text, "Try again in a minute.")
     return await queries.reports.get(query, lambda: _read_report(queries, values))
 
 

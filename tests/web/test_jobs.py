@@ -14,6 +14,7 @@ from aggregator.web.cost_chart import day_chart, days_of, group_chart, groups_of
 from aggregator.web.job_metrics import job_values
 from aggregator.web.metric_families import families_of
 from tests.support.present import present
+from tests.support.waiting import until
 from tests.unit.test_job_report import record, transition_of
 from tests.web.cli import in_process
 from tests.web.support import NIGHT, Hands, ListHistory, Served, serving, small_fleet
@@ -174,6 +175,24 @@ async def test_reports_are_made_one_at_a_time_and_serve_others_for_a_while() -> 
         hands.advance(21.0)
         await served.text("/jobs")
         assert len(reads) == 5
+
+
+async def test_reports_that_wait_are_bounded() -> None:
+    go = asyncio.Event()
+
+    class Hung(ListHistory):
+        async def begins(self) -> list[float]:
+            await go.wait()
+            return []
+
+    async with serving(small_fleet(Hands()), Hands().clocks(), history=Hung()) as served:
+        paths = [f"/api/v1/report?since={number}" for number in range(1, 17)]
+        waiting = [asyncio.create_task(served.text(path)) for path in (*paths, paths[0])]
+        queries = served.web._queries
+        await until(lambda: queries.reports.pending == len(paths))
+        assert "16 other reports" in (await served.json("/api/v1/report?since=99", 503))["error"]
+        go.set()
+        await asyncio.gather(*waiting)
 
 
 async def test_rows_that_are_left_out_are_counted(
