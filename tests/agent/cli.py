@@ -17,6 +17,7 @@ from tests.agent.agent_process import QUIET
 from tests.agent.kernel_log import pci_device
 from tests.support.agent_programs import AGENT_COMMANDS
 from tests.support.fork_server import run_program
+from tests.support.text_files import text_file
 
 PROGRAM = Path(sys.executable).with_name("sickbay-agent")
 
@@ -54,13 +55,12 @@ def configured(folder: Path, more: str = QUIET, *, top: str = "") -> Path:
     (folder / "root").mkdir(exist_ok=True)
     log = folder / "kmsg.log"
     log.touch()
-    path = folder / "agent.toml"
-    path.write_text(
+    return text_file(
+        folder / "agent.toml",
         f'node = "n1"\nhost_root = "{folder}/root"\nsys = "{folder}/sys"\n'
         f'run_dir = "{folder}/run"\nstate_dir = "{folder}/state"\n{top}\n'
-        f'[kernel_log]\npath = "{log}"\n{more}'
+        f'[kernel_log]\npath = "{log}"\n{more}',
     )
-    return path
 
 
 def answer(*results: Result, faults: Sequence[Latched] = ()) -> bytes:

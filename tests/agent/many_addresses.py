@@ -19,6 +19,7 @@ from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.nameserver import NameServer
+from tests.support.text_files import text_file
 
 PORT = 8443
 LIVE = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
@@ -40,8 +41,7 @@ CONNECTIONS = {"all.test": 300, "refuses.test": 60, "stopped.test": 16, "vanishe
 
 def _network(resolver: str, folder: Path) -> None:
     """Loopback, a network whose neighbours are not there, and our name server for all names."""
-    conf = folder / "resolv.conf"
-    conf.write_text(f"nameserver {resolver}\n")
+    conf = text_file(folder / "resolv.conf", f"nameserver {resolver}\n")
     neighbour = f"neigh add {VANISHES} lladdr 02:00:00:00:00:01 dev gone"
     for line in (
         "ip link set lo up",

@@ -24,6 +24,7 @@ from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, fault, 
 from tests.agent.fuse_server import Filer
 from tests.agent.kernel_log import GPU, pci_device, raw
 from tests.nvml import FakeGpus, gpu, link_the_rest, uuid_of
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 XID = f"NVRM: Xid (PCI:{GPU}): 79, pid=1, name=x, GPU has fallen off the bus."
@@ -114,8 +115,7 @@ def test_config_check_names_each_file_that_holds_no_token_or_certificate(tmp_pat
             [str(config), "aggregator.ca_file"],
             [str(config), "aggregator.cert_file"],
         ]
-    token = tmp_path / "token"
-    token.write_text("t\n")
+    token = text_file(tmp_path / "token", "t\n")
     config.write_text(f'[aggregator]\naddress = "127.0.0.1:1"\ntoken_file = "{token}"\n')
     assert agent("config", "check", config).code == 0
 
@@ -219,8 +219,7 @@ def test_one_look_makes_no_folders(tmp_path: Path) -> None:
 def test_a_damaged_state_file_is_told_and_left_alone(tmp_path: Path) -> None:
     config = configured(tmp_path)
     (tmp_path / "run").mkdir()
-    state = tmp_path / "run/state.json"
-    state.write_text("{")
+    state = text_file(tmp_path / "run/state.json", "{")
     done = agent("check", "--config", config)
     assert done.code == 0
     assert f"note: {state} can't be used, so latched faults are not known" in done.out

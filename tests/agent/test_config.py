@@ -10,6 +10,7 @@ import pytest
 from nodeagent.checks import registry
 from nodeagent.config.settings import Config, ConfigError, default, load
 from tests.support.pipes import pipe_with
+from tests.support.text_files import text_file
 
 ENVIRON = {"NODE_NAME": "n1"}
 REPOSITORY = Path(__file__).parents[2]
@@ -263,8 +264,7 @@ def test_an_empty_file_is_the_default_configuration(file: Path) -> None:
 
 
 def test_values_arrive_in_seconds_and_paths(file: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "token"
-    secret.write_text("t")
+    secret = text_file(tmp_path / "token", "t")
     config = loaded(
         file,
         f"""
@@ -342,8 +342,7 @@ def test_the_names_of_checks_and_options_fit_into_the_file_without_quotes() -> N
 def test_the_example_configuration_loads(tmp_path: Path) -> None:
     example = (REPOSITORY / "deploy/agent.toml").read_text()
     for name in re.findall(r'_file = "([^"]+)"', example):
-        stand_in = tmp_path / Path(name).name
-        stand_in.write_text("x")
+        stand_in = text_file(tmp_path / Path(name).name, "x")
         example = example.replace(name, str(stand_in))
     (tmp_path / "agent.toml").write_text(example)
     load(tmp_path / "agent.toml", ENVIRON)

@@ -12,14 +12,14 @@ from nodeagent.config.checks import off_by_config, specs_of
 from nodeagent.config.settings import Config, ConfigError, load
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent, configured
+from tests.support.text_files import text_file
 from tests.support.waiting import PATIENCE, until
 
 ENVIRON = {"NODE_NAME": "n1"}
 
 
 def loaded(folder: Path, text: str) -> Config:
-    path = folder / "agent.toml"
-    path.write_text(text)
+    path = text_file(folder / "agent.toml", text)
     return load(path, ENVIRON)
 
 
@@ -166,8 +166,7 @@ def test_a_program_that_is_not_there_keeps_no_agent_from_starting(tmp_path: Path
 
 
 def own(folder: Path) -> str:
-    program = folder / "lights"
-    program.write_text('#!/bin/bash\necho "two of four are out"\nexit "$1"\n')
+    program = text_file(folder / "lights", '#!/bin/bash\necho "two of four are out"\nexit "$1"\n')
     program.chmod(0o755)
     return QUIET + (
         f'[own.lights]\ncommand = ["{program}", "2"]\nprotocol = "nagios"\ninterval = "200ms"\n'

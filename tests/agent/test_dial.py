@@ -16,6 +16,7 @@ from nodeagent.uplink.dialer import Dialer, DialError, TokenFile
 from tests.agent.agent_process import AgentProcess
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.pki import Authority
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 
@@ -140,8 +141,7 @@ async def test_a_token_goes_over_tls_and_is_renewed_within_the_stream(
 ) -> None:
     server = authority.server("aggregator", ["localhost"])
     await aggregator.start("localhost:0", certificate=(server.certificate, server.key))
-    token = tmp_path / "token"
-    token.write_text("first-secret\n")
+    token = text_file(tmp_path / "token", "first-secret\n")
     agent.aggregator = aggregator.address
     agent.uplink = f'ca_file = "{authority.certificate}"\ntoken_file = "{token}"\n'
     agent.start()

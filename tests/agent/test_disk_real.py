@@ -37,6 +37,7 @@ from tests.agent.real_disks import (
     write_now,
 )
 from tests.support.present import of_type, present
+from tests.support.text_files import text_file
 from tests.support.waiting import patiently
 
 pytestmark = MARKS
@@ -169,8 +170,7 @@ async def test_the_probe_leaves_nothing_and_tells_a_missing_directory(
 async def test_the_probe_never_writes_into_somebody_elses_file(
     tmp_path: Path, disks: Sources
 ) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
+    precious = text_file(tmp_path / "precious", "mine")
     for plant in (Path.symlink_to, Path.hardlink_to):
         folder = tmp_path / "shared"
         folder.mkdir()

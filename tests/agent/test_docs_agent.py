@@ -13,6 +13,7 @@ from nodeagent.config.settings import Config, default, keys, load
 from nodeagent.local.findings import Result
 from nodeagent.model import Status
 from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, result
+from tests.support.text_files import text_file
 
 REPOSITORY = Path(__file__).parents[2]
 AGENT = (REPOSITORY / "docs/agent.md").read_text()
@@ -81,8 +82,7 @@ def test_the_documented_defaults_are_the_real_ones(tmp_path: Path) -> None:
             assert value, (name, key, cells)
             lines.append(f"checks.{name}.{key} = {value[1]}")
     assert counted >= 9
-    path = tmp_path / "agent.toml"
-    path.write_text("\n".join(lines))
+    path = text_file(tmp_path / "agent.toml", "\n".join(lines))
     assert load(path, {"NODE_NAME": "n"}) == default({"NODE_NAME": "n"})
 
 

@@ -16,6 +16,7 @@ from nodeagent.sources.command import Outcome
 from tests.agent.cli import agent, configured
 from tests.agent.site_package import install
 from tests.support.replica import component, fault, hello, shipped_policy, snapshot
+from tests.support.text_files import text_file
 
 PAGE = (Path(__file__).parents[2] / "docs/own-checks.md").read_text()
 ENVIRON = {"NODE_NAME": "n1"}
@@ -33,8 +34,7 @@ def installed(folder: Path) -> Path:
     programs = folder / "checks"
     programs.mkdir()
     for name in ("open-files", "scratch-mounted"):
-        path = programs / name
-        path.write_text(example("bash", f"# {name} "))
+        path = text_file(programs / name, example("bash", f"# {name} "))
         path.chmod(0o755)
     return programs
 
@@ -150,8 +150,7 @@ def test_the_table_of_keys_is_what_the_loader_takes(tmp_path: Path) -> None:
 
 def test_the_table_of_kernel_line_keys_is_what_the_loader_takes(tmp_path: Path) -> None:
     table = PAGE.partition("| key of [kernel_lines.NAME] |")[2].partition("\n## ")[0]
-    path = tmp_path / "agent.toml"
-    path.write_text('[kernel_lines.a]\npattern = "x"\nnonsense = 1\n')
+    path = text_file(tmp_path / "agent.toml", '[kernel_lines.a]\npattern = "x"\nnonsense = 1\n')
     taken = agent("checks", "--config", path).err.partition("expected one of ")[2].strip()
     keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(taken.split(", ")) == sorted(keys)

@@ -24,6 +24,7 @@ from nodeagent.evidence.store import NAME, Store
 from nodeagent.model import ClearedBy, FaultSighting
 from tests.agent.kernel_log import HandClock
 from tests.support.present import present
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 FAULT = FaultSighting("xid:54", "xid", "GPU-1", "power", "kmsg", 7, 900.0, ClearedBy.OPERATOR)
@@ -210,8 +211,7 @@ def test_a_copy_s_reader_says_why_it_cannot(
 async def test_a_copy_that_fails_says_its_last_line_or_its_status_until_one_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / NAME
-    source.write_text("content")
+    source = text_file(tmp_path / NAME, "content")
     copy = DiskBackup(source, tmp_path / "state", interval=3600)
     whole = disk_backup._COPY
     for program, reason in (
@@ -240,8 +240,7 @@ async def test_a_copy_that_fails_says_its_last_line_or_its_status_until_one_goes
 async def test_a_copy_that_cannot_be_started_is_said_and_tried_at_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / NAME
-    source.write_text("content")
+    source = text_file(tmp_path / NAME, "content")
     python = sys.executable
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     copy = DiskBackup(source, tmp_path / "state", interval=3600)
@@ -257,8 +256,7 @@ async def test_a_copy_that_cannot_be_started_is_said_and_tried_at_the_next_chang
 
 
 async def test_what_changes_while_a_copy_runs_is_copied_next(tmp_path: Path) -> None:
-    source = tmp_path / NAME
-    source.write_text("first")
+    source = text_file(tmp_path / NAME, "first")
     copy = DiskBackup(source, tmp_path / "state", interval=0.0)
     copy.changed()
     first = copy._child
@@ -279,8 +277,7 @@ async def test_what_changed_is_copied_when_the_copy_before_has_ended_and_rested(
     if is_slow:
         slow = f"import time; time.sleep(0.3)\n{disk_backup._COPY}"
         monkeypatch.setattr(disk_backup, "_COPY", slow)
-    source = tmp_path / NAME
-    source.write_text("first")
+    source = text_file(tmp_path / NAME, "first")
     copy = DiskBackup(source, tmp_path / "state", interval=0.05 if is_slow else 5.0)
     copy.changed()
     first = copy._child
@@ -298,8 +295,7 @@ async def test_what_changed_is_copied_when_the_copy_before_has_ended_and_rested(
 async def test_a_copy_that_is_closed_starts_no_other_and_leaves_nothing_open(
     tmp_path: Path,
 ) -> None:
-    source = tmp_path / NAME
-    source.write_text("first")
+    source = text_file(tmp_path / NAME, "first")
     before = open_files()
     copy = DiskBackup(source, tmp_path / "state", interval=3600)
     copy.close()

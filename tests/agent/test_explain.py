@@ -19,6 +19,7 @@ from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent as cli
 from tests.nvml import FakeGpus, gpu
+from tests.support.text_files import text_file
 from tests.support.waiting import patiently, until
 
 GPU = "pci:0000:3b:00"
@@ -120,8 +121,7 @@ async def test_the_command_shows_it_to_people_and_as_json(agent: AgentProcess) -
 
 
 async def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
-    config = tmp_path / "agent.toml"
-    config.write_text(f'run_dir = "{tmp_path}"\n')
+    config = text_file(tmp_path / "agent.toml", f'run_dir = "{tmp_path}"\n')
     shown = await asyncio.to_thread(cli, "explain", "--config", config)
     assert shown.code == 1
     assert f"no agent is running (there is no {tmp_path}/agent.sock)" in shown.err

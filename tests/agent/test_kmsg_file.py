@@ -16,11 +16,11 @@ from nodeagent.terminal.kmsg_file import decode_file, table
 from tests.agent.damage import decodes_damaged
 from tests.agent.kernel_log import FIXTURES
 from tests.support.folders import fresh_folder
+from tests.support.text_files import text_file
 
 
 def decoded(tmp_path: Path, text: str) -> list[tuple[int, str, str]]:
-    log = tmp_path / "log"
-    log.write_text(text)
+    log = text_file(tmp_path / "log", text)
     return [(entry["line"], entry["code"], entry["component"]) for entry in decode_file(log)]
 
 
@@ -178,8 +178,7 @@ def test_an_export_of_the_journal_with_nuls_in_a_value_is_text(tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["", "\n \n", "-- No entries --\n"])
 def test_a_file_without_lines_is_not_said_to_have_no_fault(tmp_path: Path, text: str) -> None:
-    log = tmp_path / "log"
-    log.write_text(text)
+    log = text_file(tmp_path / "log", text)
     assert table(decode_file(log)) == "this file has no line of a log"
 
 

@@ -16,6 +16,7 @@ from nodeagent.terminal.log_file.entries import read_entries
 from nodeagent.terminal.log_file.prefix import Form, Writer, parse_line
 from tests.agent.damage import decodes_damaged
 from tests.support.folders import fresh_folder
+from tests.support.text_files import text_file
 
 FORMS = Path(__file__).parents[1] / "fixtures/log_forms"
 KERNEL = ["sxid:24007:fatal", "xid:62", "gpu-off-bus", "disk-io:lost"]
@@ -98,8 +99,7 @@ def test_the_kernels_stamp_is_read_where_the_form_has_it(name: str) -> None:
     ],
 )
 def test_the_line_of_a_program_is_not_the_kernels(tmp_path: Path, line: str) -> None:
-    log = tmp_path / "log"
-    log.write_text(f"[    0.000000] Linux version 6.1.0\n{line}\n")
+    log = text_file(tmp_path / "log", f"[    0.000000] Linux version 6.1.0\n{line}\n")
     decoded = decode_file(log)
     assert list(decoded) == []
     assert decoded.undecoded + decoded.continued + decoded.foreign == [2]
@@ -127,8 +127,7 @@ def test_a_program_that_calls_itself_by_a_line_of_the_kernel_is_not_the_kernel(
     tmp_path: Path, line: str
 ) -> None:
     """journalctl prints any SYSLOG_IDENTIFIER as it is, then the process id."""
-    log = tmp_path / "log"
-    log.write_text(f"{line}\n")
+    log = text_file(tmp_path / "log", f"{line}\n")
     decoded = decode_file(log)
     assert (list(decoded), decoded.undecoded) == ([], [])
     assert decoded.foreign == ([1] if TAIL in line else [])
@@ -205,8 +204,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
 
 def test_dmesg_leaves_out_a_facility_that_it_has_no_name_for(tmp_path: Path) -> None:
     """As of a line that root wrote with priority 130, by dmesg -x of util-linux 2.38."""
-    log = tmp_path / "log"
-    log.write_text(f"kern  :info  : [  826.1] x\n[  827.775358] {XID}\n")
+    log = text_file(tmp_path / "log", f"kern  :info  : [  826.1] x\n[  827.775358] {XID}\n")
     assert (list(decode_file(log)), decode_file(log).foreign) == ([], [2])
     item = {"time": 827.775358, "msg": XID}
     log.write_text(json.dumps({"dmesg": [item]}, indent=3))
@@ -240,8 +238,7 @@ def test_a_log_that_jq_wrote_on_one_line_is_decoded(tmp_path: Path, more: int) -
 def test_json_of_another_tool_and_text_beside_json_are_reported(
     tmp_path: Path, text: str, numbers: list[int]
 ) -> None:
-    log = tmp_path / "log"
-    log.write_text(text)
+    log = text_file(tmp_path / "log", text)
     assert (list(decode_file(log)), decode_file(log).foreign) == ([], numbers)
 
 
@@ -302,8 +299,7 @@ def test_a_record_of_three_lines_in_three_json_values_is_one_fault(tmp_path: Pat
 @pytest.mark.parametrize("indent", ["", "              ", "\t"])
 def test_the_second_line_of_a_record_is_no_record(tmp_path: Path, indent: str) -> None:
     """A user makes the kernel, or a program, log a newline; some tools print it as it is."""
-    log = tmp_path / "log"
-    log.write_text(f"[   81.0] tmpfs: Unknown parameter 'x\n{indent}{XID}\n")
+    log = text_file(tmp_path / "log", f"[   81.0] tmpfs: Unknown parameter 'x\n{indent}{XID}\n")
     decoded = decode_file(log)
     assert list(decoded) == []
     assert decoded.continued == [2]
@@ -430,8 +426,7 @@ def test_an_entry_of_the_journal_that_is_not_the_kernels(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
     entry = {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", "MESSAGE": XID} | changes
-    log = tmp_path / "log"
-    log.write_text(json.dumps(entry) + "\n")
+    log = text_file(tmp_path / "log", json.dumps(entry) + "\n")
     decoded = decode_file(log)
     assert (list(decoded), decoded.foreign) == ([], [1])
 
@@ -444,8 +439,7 @@ def test_a_value_that_is_longer_than_the_file_ends_the_export() -> None:
 
 
 def test_many_lines_are_named_by_the_first_twenty(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("[    1.0] NVRM: a word that no release has printed\n" * 25)
+    log = text_file(tmp_path / "log", "[    1.0] NVRM: a word that no release has printed\n" * 25)
     numbers = ", ".join(str(number) for number in range(1, 21))
     said = f"25 lines mention NVRM and were not decoded: {numbers} and 5 more"
     lines = table(decode_file(log)).splitlines()
@@ -455,6 +449,5 @@ def test_many_lines_are_named_by_the_first_twenty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("delta", [" " * 16, " <    0.000012 >", " <    0.000012*>"])
 def test_a_short_delta_line_is_decoded_without_its_delta_too(tmp_path: Path, delta: str) -> None:
-    path = tmp_path / "log"
-    path.write_text(f"[12345.678901{delta}] gpu-7 kernel: {XID}\n")
+    path = text_file(tmp_path / "log", f"[12345.678901{delta}] gpu-7 kernel: {XID}\n")
     assert [fault["code"] for fault in decode_file(path)] == ["xid:79"]

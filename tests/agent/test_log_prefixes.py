@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.terminal.kmsg_file import decode_file, table
 from nodeagent.terminal.log_file.lines import LONGEST_LINE
+from tests.support.text_files import text_file
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 ENTRY = {"MESSAGE": XID, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}
@@ -15,8 +16,7 @@ OOM = "Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB"
 
 
 def decoded(tmp_path: Path, text: str) -> Any:
-    log = tmp_path / "log"
-    log.write_text(text)
+    log = text_file(tmp_path / "log", text)
     return decode_file(log)
 
 

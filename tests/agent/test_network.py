@@ -38,6 +38,7 @@ from tests.agent.machines import (
     this_machine,
     verdicts,
 )
+from tests.support.text_files import text_file
 
 OK = (Status.OK, "")
 
@@ -66,8 +67,7 @@ def test_the_default_routes_of_both_families() -> None:
 
 def test_the_smallest_metric_wins_and_a_family_may_be_absent(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    table = machine.proc / "net/route"
-    table.write_text(HEAD + WLAN + BOND)
+    table = text_file(machine.proc / "net/route", HEAD + WLAN + BOND)
     assert default_routes(machine) == [DefaultRoute("bond0", "192.168.1.1", 100)]
     (machine.proc / "net/ipv6_route").write_text(V6_NONE + V6_DEFAULT)
     assert [route.gateway for route in default_routes(machine)] == ["192.168.1.1", "fe80::1"]

@@ -19,6 +19,7 @@ from tests.agent.kernel_log import GPU, HandClock, pci_device, record
 from tests.agent.machines import sources
 from tests.agent.test_forged_lines import AFTER_A_NAME, IN_A_NAME
 from tests.agent.test_log_edges import PACKET
+from tests.support.text_files import text_file
 
 LOST = """
 [kernel_lines.scratch-lost]
@@ -97,8 +98,7 @@ MONITOR = {
 
 
 def configured(tmp_path: Path, text: str) -> Config:
-    file = tmp_path / "agent.toml"
-    file.write_text(f'node = "n1"\n{text}')
+    file = text_file(tmp_path / "agent.toml", f'node = "n1"\n{text}')
     return load(file, {})
 
 

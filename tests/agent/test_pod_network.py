@@ -20,6 +20,7 @@ from nodeagent.pod_prober import LARGEST, MOST, start
 from tests.agent.machines import built, made_up, options, sources, verdicts
 from tests.agent.test_network_real import Wire, why_not, wire  # noqa: F401 - a fixture
 from tests.controlplane.processes import stopped
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 OK = (Status.OK, "")
@@ -166,8 +167,7 @@ async def test_the_prober_survives_an_endless_line(
 
 
 def test_a_socket_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("somebody's")
+    file = text_file(tmp_path / "file", "somebody's")
     command = [sys.executable, "-m", "nodeagent.cli", "pod-prober", "--socket"]
     for path, why in ((file / "s", ""), (file, "the path exists and is no socket")):
         done = subprocess.run([*command, path], capture_output=True, text=True, check=False)

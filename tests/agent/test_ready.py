@@ -19,6 +19,7 @@ from tests.agent.agent_process import AgentProcess, Make
 from tests.agent.cli import PROGRAM, Done, StandIn
 from tests.agent.cli import agent as command
 from tests.agent.kernel_log import GPU, pci_device
+from tests.support.text_files import text_file
 from tests.support.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -208,8 +209,7 @@ async def test_a_launcher_of_nvidia_receives_the_agents_answer(version: str, mak
 
 async def test_a_path_that_is_no_socket_is_kept_and_reported(make: Make) -> None:
     agent = make()
-    path = agent.folder / "file"
-    path.write_text("a person's")
+    path = text_file(agent.folder / "file", "a person's")
     agent.more += f'\n[ready]\nlauncher_socket = "{path}"\n'
     await agent.start().up()
     await until(lambda: "ready.launcher_socket" in agent.log(), what=agent.log)

@@ -15,6 +15,7 @@ from tests.support.fake_aggregator import Attended, FakeAggregator
 from tests.support.ingest import site
 from tests.support.pki import Authority
 from tests.support.simulator import Simulator
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 DOCS = (Path(__file__).parents[2] / "docs/simulate.md").read_text()
@@ -304,8 +305,7 @@ def test_every_fault_of_the_driver_that_can_be_written_is_read_back() -> None:
 def test_a_bad_scenario_is_refused_with_file_line_and_key(
     tmp_path: Path, scenario: str, where: str, what: str
 ) -> None:
-    file = tmp_path / "s.toml"
-    file.write_text(scenario)
+    file = text_file(tmp_path / "s.toml", scenario)
     said = refusal("--nodes", "4", "--aggregator", "localhost:1", "--scenario", file)
     assert f"{file}{where}" in said
     assert what in said
@@ -350,8 +350,7 @@ def test_bad_options_are_refused(arguments: list[str], what: str) -> None:
 
 
 def test_names_that_no_aggregator_would_take_are_refused_with_their_lines(tmp_path: Path) -> None:
-    file = tmp_path / "names"
-    file.write_text("fine\nb c\n\n../x\n" + 254 * "x" + "\n")
+    file = text_file(tmp_path / "names", "fine\nb c\n\n../x\n" + 254 * "x" + "\n")
     said = refusal("--names", file, "--aggregator", "localhost:1")
     told = [line.partition(": ")[0] for line in said.splitlines()]
     assert told == [f"{file}:{number}" for number in (2, 4, 5)]

@@ -42,6 +42,7 @@ from nodeagent.sources.timex import Timex
 from tests.agent.kernel_log import HandClock
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.agent.test_clock import UNSYNCHRONISED
+from tests.support.text_files import text_file
 
 OK = (Status.OK, "")
 DEGRADED, FAILED, UNKNOWN = Status.DEGRADED, Status.FAILED, Status.UNKNOWN
@@ -516,8 +517,7 @@ async def test_the_servers_are_read_again_after_thirty_looks_or_a_failure(
     check = built(dns.SPEC, sources(machine), options(dns.SPEC))
     assert isinstance(await check.run_check(), Off), "a node that resolves nothing"
     check = built(dns.SPEC, sources(machine), options(dns.SPEC))
-    conf = tmp_path / "etc/resolv.conf"
-    conf.write_text("nameserver 192.0.2.1\n")
+    conf = text_file(tmp_path / "etc/resolv.conf", "nameserver 192.0.2.1\n")
     looks = []
     for turn in range(63):
         looks.append([*verdicts(await check.run_check())])

@@ -20,6 +20,7 @@ from nodeagent.evidence.store import NAME, Store, UnreleasedState
 from nodeagent.model import Batch, ClearedBy, Clearing, FaultSighting, Loss, Observation, Status
 from tests.agent.kernel_log import HandClock
 from tests.support.present import present
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 BOOT, NEXT_BOOT = "boot-a", "boot-b"
@@ -116,8 +117,7 @@ def test_a_file_of_an_unreleased_version_is_refused_and_left(
     document = dump(full_state(), 1000.0)
     del document["format"]
     (tmp_path / where).mkdir()
-    path = tmp_path / where / NAME
-    path.write_text(json.dumps(document | {"version": 1}))
+    path = text_file(tmp_path / where / NAME, json.dumps(document | {"version": 1}))
     before = path.read_bytes()
     with pytest.raises(UnreleasedState, match=rf"of an unreleased version .*rm {path}"):
         store.load(boot_id=BOOT, new_epoch=epochs())
@@ -184,8 +184,7 @@ async def test_changes_while_a_copy_rests_wait_and_the_end_copies_them(tmp_path:
 
 
 async def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    source = tmp_path / NAME
-    source.write_text("x")
+    source = text_file(tmp_path / NAME, "x")
     (tmp_path / "state").write_text("a file")
     copy = DiskBackup(source, tmp_path / "state")
     copy.changed()

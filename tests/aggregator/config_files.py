@@ -6,6 +6,7 @@ import pytest
 
 from aggregator.config.settings import ConfigError, load
 from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
+from tests.support.text_files import text_file
 
 ROOT = Path(__file__).parents[2]
 EMPTY = ROOT / "tests/__init__.py"
@@ -14,9 +15,7 @@ ONE = "{type: A, rules: [gpu-fatal], unhealthy: 'True'}"
 
 
 def written(folder: Path, text: str) -> Path:
-    file = folder / "aggregator.yaml"
-    file.write_text(text)
-    return file
+    return text_file(folder / "aggregator.yaml", text)
 
 
 def problems(folder: Path, text: str) -> list[str]:

@@ -22,6 +22,7 @@ from aggregator.cluster.users import Access, User
 from aggregator.runtime.shared_answers import MOST, SharedAnswers
 from tests.support.pki import Authority
 from tests.support.present import present
+from tests.support.text_files import text_file
 
 ALICE = User("alice", ("oncall", "system:authenticated"))
 
@@ -367,9 +368,10 @@ VIEWER, OPERATOR = "v" * 22, "o" * 22
 
 @pytest.fixture
 def tokens_file(tmp_path: Path) -> Path:
-    file = tmp_path / "tokens"
-    file.write_text(f"# of hall 2\n{VIEWER},dashboards,viewer\n\n{OPERATOR},hall-2,operator\n")
-    return file
+    return text_file(
+        tmp_path / "tokens",
+        f"# of hall 2\n{VIEWER},dashboards,viewer\n\n{OPERATOR},hall-2,operator\n",
+    )
 
 
 async def test_a_viewer_reads_and_an_operator_acts(tokens_file: Path) -> None:
@@ -404,8 +406,7 @@ async def test_a_changed_file_counts_at_once_and_a_broken_one_not_at_all(tokens_
     ],
 )
 def test_a_file_that_can_not_be_used_is_named(tmp_path: Path, line: str, said: str) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(f"{line}\n")
+    file = text_file(tmp_path / "tokens", f"{line}\n")
     with pytest.raises(StaticTokensError) as raised:
         StaticTokens(file)
     assert said in str(raised.value)

@@ -27,6 +27,7 @@ from tests.aggregator.test_alert_delivery import delivered, file_of, happened, t
 from tests.support.config_check import config_check
 from tests.support.present import present
 from tests.support.receiver import Receiver, hang, status, taken
+from tests.support.text_files import text_file
 from tests.support.waiting import PATIENCE, until
 
 #: The library's plugins use modules of Python that are deprecated.
@@ -89,9 +90,9 @@ async def test_a_service_that_never_answers_delays_no_other(tmp_path: Path) -> N
 
 
 def written(folder: Path, url: str) -> Path:
-    file = folder / "aggregator.yaml"
-    file.write_text(CONFIG.replace("URL", str(file_of(folder, "chat", url))))
-    return file
+    return text_file(
+        folder / "aggregator.yaml", CONFIG.replace("URL", str(file_of(folder, "chat", url)))
+    )
 
 
 async def test_an_attempt_that_was_given_up_before_it_began_sends_nothing_later(
@@ -161,8 +162,7 @@ print("apprise" in sys.modules)
 """
     with_it = written(tmp_path, "json://localhost/x")
     (tmp_path / "without").mkdir()
-    without = tmp_path / "without" / "aggregator.yaml"
-    without.write_text(CONFIG.partition("alerts:")[0])
+    without = text_file(tmp_path / "without" / "aggregator.yaml", CONFIG.partition("alerts:")[0])
     for file, imported in ((without, "False"), (with_it, "True")):
         done = subprocess.run(
             [sys.executable, "-c", program, file], capture_output=True, text=True, check=False

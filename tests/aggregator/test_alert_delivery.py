@@ -45,6 +45,7 @@ from aggregator.runtime.backoff import Backoff
 from tests.controlplane.pki import Authority
 from tests.controlplane.ports import ReservedPort
 from tests.support.receiver import Answer, Received, Receiver, hang, status, taken
+from tests.support.text_files import text_file
 from tests.support.waiting import CLOCKS, PATIENCE, until
 from tests.support.yaml_documents import read_yaml
 
@@ -159,9 +160,7 @@ def delivered(alerts: Notifier) -> int:
 
 
 def file_of(folder: Path, name: str, content: str) -> Path:
-    path = folder / name
-    path.write_text(f"{content}\n")
-    return path
+    return text_file(folder / name, f"{content}\n")
 
 
 # -- Alertmanager ----------------------------------------------------------------------------------

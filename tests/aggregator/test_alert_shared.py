@@ -24,6 +24,7 @@ from aggregator.history.postgres import Postgres
 from tests.support.postgres import PostgresServer
 from tests.support.present import of_type, present
 from tests.support.receiver import Hook, Receiver, webhook_settings
+from tests.support.text_files import text_file
 from tests.support.waiting import CLOCKS, until
 
 NOW = 1_750_000_000.0
@@ -172,8 +173,7 @@ def test_tables_of_a_newer_version_are_left_alone(
 async def test_the_alerts_of_a_replica_that_died_are_sent_by_the_other_once(
     replicas: Replicas, tmp_path: Path
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("s")
+    secret = text_file(tmp_path / "secret", "s")
     async with Receiver() as receiver:
         settings = webhook_settings(Hook(receiver.url(), secret))
         survivor, dead = (

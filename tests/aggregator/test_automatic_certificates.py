@@ -21,6 +21,7 @@ from aggregator.tls.pair_files import PairFiles, writable_files
 from aggregator.tls.rotation import Rules
 from tests.support.authorities import MemoryAuthorities, MemoryFiles, trusts
 from tests.support.present import present
+from tests.support.text_files import text_file
 
 DAY = 86400.0
 YEAR = 365 * DAY
@@ -413,8 +414,7 @@ async def test_the_listener_says_when_its_certificates_end(tmp_path: Path) -> No
 
 
 def configured(folder: Path, text: str) -> Config:
-    file = folder / "aggregator.yaml"
-    file.write_text(text)
+    file = text_file(folder / "aggregator.yaml", text)
     (folder / "token").write_text("x")
     for name in ("cert", "key", "ca"):
         (folder / name).write_text("x")

@@ -20,6 +20,7 @@ from aggregator.quarantine.repair.protocol import RepairSettings
 from tests.aggregator.config_files import EMPTY, LOCAL, ONE, problems, written
 from tests.support.pipes import pipe_with
 from tests.support.present import present
+from tests.support.text_files import text_file
 
 
 def test_a_file_that_asks_for_nothing_gets_the_careful_choice_of_each_thing(tmp_path: Path) -> None:
@@ -719,8 +720,7 @@ def test_a_few_aliases_that_unfold_to_a_billion_values_are_refused_at_once(tmp_p
     lines = [f"a: &a [{', '.join('x' * 9)}]"]
     for before, name in pairwise(names):
         lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
-    file = tmp_path / "rules.yaml"
-    file.write_text("\n".join([*lines, "rules: *j"]))
+    file = text_file(tmp_path / "rules.yaml", "\n".join([*lines, "rules: *j"]))
     with pytest.raises(ConfigError, match=r"rules\.yaml: its aliases unfold to more than can be r"):
         read_policy(file)
 

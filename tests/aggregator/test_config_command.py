@@ -14,6 +14,7 @@ from tests.support.aggregator_program import AGGREGATOR_COMMANDS
 from tests.support.config_check import config_check
 from tests.support.fork_server import run_program
 from tests.support.pki import Authority, encrypted
+from tests.support.text_files import text_file
 
 # -- the command --------------------------------------------------------------------------------
 
@@ -121,8 +122,7 @@ alerts:
       alertmanager: {url: "http://am", http: {ca_file: %s, cert_file: %s, key_file: %s}}
     - {name: mail, email: {smarthost: "m:25", sender: a@b.c, to: [d@e.f], ca_file: %s}}
 """
-    url = tmp_path / "url"
-    url.write_text("https://hooks.test/s3cr3t\n")
+    url = text_file(tmp_path / "url", "https://hooks.test/s3cr3t\n")
     ca = authority.certificate
     sound = written(tmp_path, text % (url, ca, pair.certificate, pair.key, ca))
     done = config_check(sound)

@@ -28,6 +28,7 @@ from tests.agent.agent_process import AgentProcess
 from tests.support.in_process_aggregator import InProcessAggregator, running_aggregator
 from tests.support.ingest import Agent, Clock
 from tests.support.pki import TokenIssuer
+from tests.support.text_files import text_file
 from tests.support.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -184,8 +185,7 @@ async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
         for name, offset in offsets.items():
             agent = agents[name] = make(name, bench)
             agent.node = name
-            token = tmp_path / f"token-{name}"
-            token.write_text(issuer.token(name, expires_in=3600))
+            token = text_file(tmp_path / f"token-{name}", issuer.token(name, expires_in=3600))
             agent.uplink = f'token_file = "{token}"\n'
             agent.prefix = off_by(wrong_clock, offset)
             agent.start()
@@ -208,8 +208,7 @@ async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
         assert sorted(days, key=days.__getitem__) == ["behind", "right", "ahead"]
 
         # A token that has expired: an agent that takes it for valid is told so, and reports it.
-        stale = tmp_path / "token-behind"
-        stale.write_text(issuer.token("behind", expires_in=-3600))
+        (tmp_path / "token-behind").write_text(issuer.token("behind", expires_in=-3600))
         bench.site.server.table.close_all("so that it comes back")
         assert "UNAUTHENTICATED: the token expired 36" in await trouble(agents["behind"], "expired")
         said_of = await shown(bench, "behind", lambda node: node["agent"] != "attached")

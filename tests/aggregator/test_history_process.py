@@ -18,6 +18,7 @@ from tests.support.fork_server import start_program
 from tests.support.histories import Place
 from tests.support.postgres import PASSWORD, PostgresServer, StartPostgres
 from tests.support.simulator import Simulator
+from tests.support.text_files import text_file
 
 
 class Aggregator:
@@ -43,8 +44,7 @@ class Aggregator:
             },
             "history": {"database": url, "password_file": str(server.password_file)},
         }
-        file = folder / "aggregator.yaml"
-        file.write_text(yaml.safe_dump(config))
+        file = text_file(folder / "aggregator.yaml", yaml.safe_dump(config))
         with self.log.open("wb") as log:
             self.process = start_program(AGGREGATOR, ["--config", file], output=log)
         wait_until(lambda: self.ask("fleet"), what="the page", timeout_s=60)

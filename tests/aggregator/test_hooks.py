@@ -20,6 +20,7 @@ from aggregator.hooks.factory import hook_rules
 from aggregator.hooks.webhook import WebhookHook
 from aggregator.quarantine.decide.drain_plan import Leave, NamespaceRule
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
+from tests.support.text_files import text_file
 
 VALUES = {
     "hook": "pre_evict",
@@ -115,9 +116,7 @@ async def listening(receiver: Receiver) -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    file = tmp_path / "secret"
-    file.write_text("s3cret\n")
-    return file
+    return text_file(tmp_path / "secret", "s3cret\n")
 
 
 @pytest.mark.parametrize(
@@ -190,9 +189,9 @@ Written = Callable[[str], Path]
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
     def write(drain: str) -> Path:
-        file = tmp_path / "aggregator.yaml"
-        file.write_text(f"listen: {{insecure_plaintext: true}}\ndrain:\n{drain}")
-        return file
+        return text_file(
+            tmp_path / "aggregator.yaml", f"listen: {{insecure_plaintext: true}}\ndrain:\n{drain}"
+        )
 
     return write
 

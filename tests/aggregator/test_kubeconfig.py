@@ -19,6 +19,7 @@ from aggregator.cluster.port import Refused
 from aggregator.daemon_cli.main import main
 from tests.support.imported import imported_by
 from tests.support.pki import Authority, encrypted
+from tests.support.text_files import text_file
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -35,9 +36,7 @@ def sound() -> dict[str, Any]:
 def written(folder: Path, change: Change = lambda _: None) -> Path:
     data = sound()
     change(data)
-    path = folder / "config"
-    path.write_text(json.dumps(data))
-    return path
+    return text_file(folder / "config", json.dumps(data))
 
 
 def said_of(paths: object, context: str = "") -> str:
@@ -122,8 +121,7 @@ V1 = "client.authentication.k8s.io/v1"
 async def test_a_plugin_that_cant_be_used_is_named_with_its_file_and_user(
     tmp_path: Path, call: dict[str, Any], answer: str, says: str
 ) -> None:
-    plugin = tmp_path / "plugin"
-    plugin.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    plugin = text_file(tmp_path / "plugin", f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     plugin.chmod(0o755)
 
     def change(data: dict[str, Any]) -> None:
@@ -143,8 +141,7 @@ async def test_a_plugins_certificate_is_used_and_its_token_renewed_before_its_en
         "clientCertificateData": pem["certificate"].decode(),
         "clientKeyData": pem["key"].decode(),
     }
-    answer = tmp_path / "answer"
-    answer.write_text(json.dumps({"apiVersion": V1, "status": status}))
+    answer = text_file(tmp_path / "answer", json.dumps({"apiVersion": V1, "status": status}))
 
     def change(data: dict[str, Any]) -> None:
         call = {"apiVersion": V1, "command": "cat", "args": [str(answer)]}
@@ -294,8 +291,7 @@ def test_an_address_that_is_refused_is_not_shown_as_it_may_hold_a_password(
 def test_a_token_that_yaml_takes_for_something_else_is_not_quoted(
     tmp_path: Path, token: str
 ) -> None:
-    path = tmp_path / "config"
-    path.write_text(f"users:\n- {{name: u, user: {{token: {token} }}}}\n")
+    path = text_file(tmp_path / "config", f"users:\n- {{name: u, user: {{token: {token} }}}}\n")
     said = said_of(path)
     assert "can't be used: line 2: " in said
     assert "hunter2" not in said
@@ -505,8 +501,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_start_and_a_check_refuse_the_one_that_the_configuration_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    file = tmp_path / "aggregator.yaml"
-    file.write_text(SETTINGS)
+    file = text_file(tmp_path / "aggregator.yaml", SETTINGS)
     (tmp_path / "kubeconfig").touch()
     said = refusal(capsys, *words, str(file))
     where = f"{file}:3: cluster.kubeconfig: the kubeconfig {tmp_path}/kubeconfig can't be used"
@@ -516,8 +511,7 @@ def test_a_start_and_a_check_refuse_the_one_that_the_configuration_names(
 def test_a_start_refuses_the_one_that_the_environment_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "aggregator.yaml"
-    file.write_text("listen: {insecure_plaintext: true}\n")
+    file = text_file(tmp_path / "aggregator.yaml", "listen: {insecure_plaintext: true}\n")
     (tmp_path / "kubeconfig").touch()
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/kubeconfig")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -528,8 +522,7 @@ def test_a_start_refuses_the_one_that_the_environment_names(
 def test_a_check_of_the_configuration_says_what_the_kubeconfig_lacks_and_asks_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "aggregator.yaml"
-    file.write_text(SETTINGS.replace(": kubeconfig", ": config"))
+    file = text_file(tmp_path / "aggregator.yaml", SETTINGS.replace(": kubeconfig", ": config"))
     ran = tmp_path / "ran"
     plugin = {"command": "touch", "args": [str(ran)]}
     written(tmp_path, _with({"exec": plugin}, "users", 0, "user"))

@@ -38,6 +38,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from tests.support.present import of_type
 from tests.support.receiver import Hook, Receiver, hang, status, taken, webhook_settings
+from tests.support.text_files import text_file
 from tests.support.waiting import CLOCKS, PATIENCE, until
 
 NOW = 1_750_000_000.0
@@ -63,9 +64,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def secret_file(tmp_path: Path) -> Path:
-    file = tmp_path / "secret"
-    file.write_text("s")
-    return file
+    return text_file(tmp_path / "secret", "s")
 
 
 def compose(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDelivery | float | None:

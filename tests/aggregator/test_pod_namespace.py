@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from aggregator.config.settings import Config, ConfigError, load
+from tests.support.text_files import text_file
 
 LOCAL = "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
 
 
 def loaded(folder: Path, text: str, namespace: str = "") -> Config:
-    file = folder / "aggregator.yaml"
-    file.write_text(LOCAL + text)
+    file = text_file(folder / "aggregator.yaml", LOCAL + text)
     return load(file, environ={"POD_NAMESPACE": namespace} if namespace else {})
 
 

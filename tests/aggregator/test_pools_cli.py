@@ -8,6 +8,7 @@ import pytest
 
 from aggregator.daemon_cli.main import main
 from tests.aggregator.test_replay import record
+from tests.support.text_files import text_file
 
 CONFIG = """mode: cordon
 identity: {kind: insecure-trust-hello}
@@ -35,16 +36,12 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    file = tmp_path / "aggregator.yaml"
-    file.write_text(CONFIG.replace("FOLDER", str(tmp_path)))
-    return file
+    return text_file(tmp_path / "aggregator.yaml", CONFIG.replace("FOLDER", str(tmp_path)))
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    file = tmp_path / "policy.yaml"
-    file.write_text(SITE)
-    return file
+    return text_file(tmp_path / "policy.yaml", SITE)
 
 
 def nodes(tmp_path: Path, **pools: str) -> str:
@@ -109,8 +106,7 @@ def test_a_replay_without_labels_says_so_and_takes_the_milder_action(
 def test_a_file_that_is_no_list_of_nodes_is_refused(
     tmp_path: Path, config: Path, policy: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    file = tmp_path / "nodes.json"
-    file.write_text(text)
+    file = text_file(tmp_path / "nodes.json", text)
     asked = ("policy", "replay", str(policy), "--config", str(config), "--nodes", str(file))
     code, _, err = command(capsys, *asked)
     assert code == 2

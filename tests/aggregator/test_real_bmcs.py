@@ -24,6 +24,7 @@ from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
 from tests.support.pki import Authority
+from tests.support.text_files import text_file
 from tests.support.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -214,8 +215,7 @@ class IpmiBmc:
         folder.mkdir()
         self.folder, self.port = folder, free_port()
         (folder / "state").mkdir()
-        chassis = folder / "chassis"
-        chassis.write_text(_CHASSIS)
+        chassis = text_file(folder / "chassis", _CHASSIS)
         chassis.chmod(0o755)
         (folder / "power").write_text("1\n")
         (folder / "slow").write_text("0\n")
@@ -309,9 +309,7 @@ async def ipmi_bmc(tmp_path: Path) -> AsyncIterator[IpmiBmc]:
 
 
 def password(tmp_path: Path, text: str = PASSWORD) -> Path:
-    path = tmp_path / "password"
-    path.write_text(f"{text}\n")
-    return path
+    return text_file(tmp_path / "password", f"{text}\n")
 
 
 def redfish(

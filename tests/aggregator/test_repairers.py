@@ -17,6 +17,7 @@ from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
 from aggregator.repairers.webhook import WebhookRepairer
+from tests.support.text_files import text_file
 
 ORDER = RepairOrder(
     "q-1-reboot", "reboot", "n1", "uid-n1", "boot-1", "q", "xid:79 on GPU-1", 600.0, ("GPU-1",)
@@ -57,14 +58,11 @@ async def server() -> AsyncIterator[Answers]:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.write_text("hush\n")
-    return path
+    return text_file(tmp_path / "secret", "hush\n")
 
 
 def program(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "program"
-    path.write_text(f"#!/bin/sh\n{text}\n")
+    path = text_file(tmp_path / "program", f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
 

@@ -34,6 +34,7 @@ from tests.aggregator.test_windows import FAILED, OK, SITE, Node, happenings, li
 from tests.support.histories import Place
 from tests.support.memory_cluster import World
 from tests.support.replica import FakeLine, Replica, Turned, fault, hello, snapshot
+from tests.support.text_files import text_file
 
 
 @dataclass
@@ -326,8 +327,7 @@ def test_a_command_that_reads_makes_no_tables_in_another_database(
         f'identity: {{kind: insecure-trust-hello}}\nhistory: {{database: "sqlite:///{file}"}}\n'
         'listen: {grpc: "127.0.0.1:0", web: "127.0.0.1:0"}\n'
     )
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("rules: []\n")
+    policy = text_file(tmp_path / "policy.yaml", "rules: []\n")
     code, _, err = command(capsys, "policy", "replay", str(policy), "--config", str(config))
     assert (code, f"{file} has no tables of this version of sickbay; expected" in err) == (2, True)
     assert file.read_bytes() == before

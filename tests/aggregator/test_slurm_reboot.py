@@ -28,6 +28,7 @@ from tests.nvml import FakeGpus, gpu, pci_of
 from tests.support.local_aggregator import LocalAggregator
 from tests.support.present import present
 from tests.support.slurm import Slurm, needs_slurm
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 pytestmark = [needs_slurm, pytest.mark.root]
@@ -59,8 +60,7 @@ class Machines(Slurm):
 
     def __init__(self, folder: Path) -> None:
         self._ran = folder / "reboots"
-        program = folder / "reboot-node"
-        program.write_text(f"#!/bin/sh\necho one >> {self._ran}\n")
+        program = text_file(folder / "reboot-node", f"#!/bin/sh\necho one >> {self._ran}\n")
         program.chmod(0o755)
         super().__init__(folder, silent=0, more=f"RebootProgram={program}\nReturnToService=2")
 

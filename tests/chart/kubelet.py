@@ -28,6 +28,7 @@ from tests.controlplane.api import MERGE_PATCH, ApiError
 from tests.controlplane.plane import ControlPlane
 from tests.deploy.manifests import container
 from tests.deploy.pod import Container
+from tests.support.text_files import text_file
 
 _SELECTOR = "labelSelector=app.kubernetes.io%2Fname%3Dsickbay"
 _POLL_S = 0.3
@@ -154,8 +155,7 @@ class Kubelets:
             shutil.rmtree(folder)
             return  # a kubelet, too, tries again until every volume is there
         only = container(spec)
-        hosts = folder / "hosts"
-        hosts.write_text(self._hosts())
+        hosts = text_file(folder / "hosts", self._hosts())
         spec["volumes"].append({"name": "etc-hosts", "hostPath": {"path": str(hosts)}})
         only["volumeMounts"].append({"name": "etc-hosts", "mountPath": "/etc/hosts"})
         network = self._network_of(pod)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.chart.templates import CHART
 from tests.support.pki import Authority
+from tests.support.text_files import text_file
 
 PROGRAM = CHART / "files" / "agents_report.py"
 
@@ -116,8 +117,7 @@ def test_it_says_that_the_page_is_away_or_of_another_authority(page: Page, tmp_p
 
 def test_it_proves_itself_to_a_page_that_asks(page: Page, tmp_path: Path) -> None:
     page.fleets, page.token = [fleet(1, 1)], "of-the-viewer"
-    file = tmp_path / "token"
-    file.write_text("of-the-viewer\n")
+    file = text_file(tmp_path / "token", "of-the-viewer\n")
     assert ran(page.url, page.authority.certificate, 0, str(file)).returncode == 0
     without = ran(page.url, page.authority.certificate, 0)
     assert without.returncode == 1

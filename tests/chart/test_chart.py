@@ -24,6 +24,7 @@ from tests.chart.renderings import RENAMED, RENDERINGS, Rendering, golden
 from tests.chart.same_objects import comparable, differences
 from tests.chart.templates import CHART, chart_files
 from tests.deploy.manifests import ROOT, container, mounts
+from tests.support.text_files import text_file
 from tests.support.yaml_documents import read_yaml
 
 MADE = chart_files()
@@ -182,8 +183,7 @@ def test_the_comparison_sees_any_difference() -> None:
 @each_rendering
 def test_the_aggregator_starts_with_its_configuration(rendering: Rendering, tmp_path: Path) -> None:
     text = one(rendering, "ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
-    file = tmp_path / "aggregator.yaml"
-    file.write_text(text)
+    file = text_file(tmp_path / "aggregator.yaml", text)
     spec = one(rendering, "StatefulSet", "sickbay-aggregator")["spec"]["template"]["spec"]
     for at in mounts(spec):  # the files of each volume that could be named
         for name in ("tls.crt", "tls.key", "ca.crt", "token", "password"):
@@ -203,8 +203,7 @@ def test_the_agent_starts_with_its_configuration(rendering: Rendering, tmp_path:
     for name in ("host/x", "etc/sickbay/ca.crt", "var/run/secrets/sickbay/token"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    file = tmp_path / "agent.toml"
-    file.write_text(moved)
+    file = text_file(tmp_path / "agent.toml", moved)
     environ = {"NODE_NAME": "gpu-1", "AGGREGATOR_ADDRESS": "a:1"}
     config = agent_config.load(file, environ)
     assert config.kernel_log.enabled is not rendering.values.get("agent", {}).get("restricted")

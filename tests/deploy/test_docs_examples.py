@@ -33,6 +33,7 @@ from nodeagent.terminal import arguments
 from nodeagent.terminal.run_arguments import BadUsage
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_docs import PAGES
+from tests.support.text_files import text_file
 from tests.support.yaml_documents import read_yaml
 
 #: Made by `make docs-reference` from these parsers.
@@ -212,22 +213,19 @@ def merged(one: Any, other: Any) -> Any:
 
 
 def check_policy(text: str, folder: Path) -> None:
-    file = folder / "rules.yaml"
-    file.write_text(text)
+    file = text_file(folder / "rules.yaml", text)
     read_policy(file)
 
 
 def check_agent(text: str, folder: Path) -> None:
-    monitor = folder / "kernel-monitor.json"
-    monitor.write_text('{"source": "kernel-monitor", "rules": []}')
+    monitor = text_file(folder / "kernel-monitor.json", '{"source": "kernel-monitor", "rules": []}')
     file = folder / "agent.toml"
     file.write_text(re.sub(r"/\S+/kernel-monitor\.json", str(monitor), text))
     agent_settings.load(file, {"NODE_NAME": "node-1"})
 
 
 def check_scenario(text: str, folder: Path) -> None:
-    file = folder / "scenario.toml"
-    file.write_text(text)
+    file = text_file(folder / "scenario.toml", text)
     nodes = [f"sim-{number:04}" for number in range(1, 9)]
     events.read_scenario(file, events.Known(nodes, [spec.name for spec in registry.SPECS], 8))
 
@@ -251,8 +249,7 @@ def loader(block: str, keys: set[str]) -> Callable[[str, Path], None] | None:
 
 
 def check_profile(text: str, folder: Path) -> None:
-    file = folder / "own.toml"
-    file.write_text(text)
+    (folder / "own.toml").write_text(text)
     profile.read_profile("own", folder)
 
 

@@ -29,6 +29,7 @@ from tests.deploy.manifests import (
     mounts,
     pod_spec,
 )
+from tests.support.text_files import text_file
 from tests.support.yaml_documents import read_yaml
 
 AGENT = ("DaemonSet", "sickbay-agent")
@@ -112,8 +113,7 @@ def test_the_agents_configuration_loads(profile: str, tmp_path: Path) -> None:
     for name in ("etc/sickbay/ca.crt", "var/run/secrets/sickbay/token"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    file = tmp_path / "agent.toml"
-    file.write_text(moved)
+    file = text_file(tmp_path / "agent.toml", moved)
 
     config = agent_config.load(file, agent_environment("gpu-1"))
 
@@ -145,8 +145,7 @@ def test_what_is_write_probed_is_the_nodes_own_folder_and_writable(profile: str)
 
 def test_the_aggregators_configuration_loads_and_observes(tmp_path: Path) -> None:
     text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
-    file = tmp_path / "aggregator.yaml"
-    file.write_text(text)
+    file = text_file(tmp_path / "aggregator.yaml", text)
     for name in (
         *("etc/sickbay-tls/tls.crt", "etc/sickbay-tls/tls.key"),  # of a Secret kubernetes.io/tls
         *("etc/sickbay-ca/ca.crt", "var/run/secrets/sickbay-replicas/token"),

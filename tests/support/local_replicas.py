@@ -13,6 +13,7 @@ from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
 from tests.support.local_aggregator import LocalAggregator
 from tests.support.postgres import PostgresServer
+from tests.support.text_files import text_file
 
 
 class LocalReplicas:
@@ -33,8 +34,7 @@ class LocalReplicas:
         self._folder = folder
         self.ran = folder / "ran"
         self.ran.touch()
-        token = folder / "replicas.token"
-        token.write_text(secrets.token_hex(32))
+        token = text_file(folder / "replicas.token", secrets.token_hex(32))
         url = server.new_database()
         self.replicas: dict[str, LocalAggregator] = {}
         with ExitStack() as ending:

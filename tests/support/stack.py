@@ -29,6 +29,7 @@ from tests.support.aggregator_program import AGGREGATOR
 from tests.support.attempts import attempts_of
 from tests.support.fork_server import start_program
 from tests.support.pki import Authority
+from tests.support.text_files import text_file
 from tests.support.yaml_documents import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -292,8 +293,7 @@ class NodeAgent(AgentProcess):
             folder, aggregator=stack.aggregator.address, more=more, replayable=replayable
         )
         self.node = node
-        token = folder / "token"
-        token.write_text(stack.token(node))
+        token = text_file(folder / "token", stack.token(node))
         ca = stack.aggregator.authority.certificate
         self.uplink = f'ca_file = "{ca}"\ntoken_file = "{token}"\n'
 

@@ -13,6 +13,7 @@ import pytest
 
 from nodeagent.interpreter import bytecode_of, light_python
 from nodeagent.sources.small_file import read_small, read_whole
+from tests.support.text_files import text_file
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +26,7 @@ def _nothing_remembered() -> Iterator[None]:
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    made = tmp_path / "child.py"
-    made.write_text("print(1)\n")
-    return made
+    return text_file(tmp_path / "child.py", "print(1)\n")
 
 
 def _compile(script: Path, mode: PycInvalidationMode) -> str:

@@ -11,6 +11,7 @@ from aggregator.alerts.http_channel import HttpOptions, SecretError, read_token,
 from aggregator.alerts.receivers.slack import SlackOptions
 from aggregator.alerts.redaction import secrets_of, without_secrets
 from aggregator.alerts.settings import AlertSettings, ReceiverConfig
+from tests.support.text_files import text_file
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,7 @@ from aggregator.alerts.settings import AlertSettings, ReceiverConfig
 def test_a_url_file_with_anything_but_one_url_is_refused_without_its_content(
     tmp_path: Path, content: str
 ) -> None:
-    path = tmp_path / "url"
-    path.write_text(content)
+    path = text_file(tmp_path / "url", content)
     with pytest.raises(SecretError) as refused:
         read_url(path)
     assert (
@@ -41,8 +41,7 @@ def test_a_url_file_with_anything_but_one_url_is_refused_without_its_content(
 
 @pytest.mark.parametrize("url", ["https://h/x?sig=a%20b", "http://[::1]:8080/x"])
 def test_a_url_file_with_one_url_is_read(tmp_path: Path, url: str) -> None:
-    path = tmp_path / "url"
-    path.write_text(f"{url}\r\n")
+    path = text_file(tmp_path / "url", f"{url}\r\n")
     assert read_url(path) == url
 
 
@@ -50,8 +49,7 @@ def test_a_url_file_with_one_url_is_read(tmp_path: Path, url: str) -> None:
 def test_a_token_file_with_anything_but_one_line_of_ascii_is_named(
     tmp_path: Path, content: str
 ) -> None:
-    path = tmp_path / "token"
-    path.write_text(content)
+    path = text_file(tmp_path / "token", content)
     text = f"bearer_token_file {path} holds no token; expected one line of ASCII"
     with pytest.raises(SecretError) as refused:
         read_token(path)

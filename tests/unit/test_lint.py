@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import javascript
+from tests.support.text_files import text_file
 
 SCRIPT = Path(__file__).parents[1] / "lint.sh"
 PROGRAMS = ("ruff", "mypy", "lint-imports", "python")
@@ -73,8 +74,7 @@ def test_a_mistake_in_a_script_of_a_page_is_found_before_a_browser_finds_it(
 ) -> None:
     whole = [Path(name).name for name in javascript.scripts()]
     assert whole == ["access.js", "live.js", "versions.js"]
-    page = tmp_path / "page.js"
-    page.write_text("let a = 1;\nlet b = (a;\n")
+    page = text_file(tmp_path / "page.js", "let a = 1;\nlet b = (a;\n")
     assert javascript.main([str(page)]) == 1
     assert f"{page}:2\n" in capfd.readouterr().err
     page.write_text("return 1;\n")

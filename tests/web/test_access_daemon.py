@@ -18,6 +18,7 @@ from tests.support.aggregator_program import AGGREGATOR
 from tests.support.fork_server import run_program
 from tests.support.local_aggregator import LocalAggregator
 from tests.support.simulator import Simulator
+from tests.support.text_files import text_file
 from tests.web.oidc_issuer import CLIENT, SECRET, issuing
 
 TOKEN = "t" * 24
@@ -46,8 +47,7 @@ class GuardedAggregator(LocalAggregator):
 
 @pytest.fixture
 def aggregator(tmp_path: Path) -> Iterator[GuardedAggregator]:
-    file = tmp_path / "tokens"
-    file.write_text(f"{TOKEN},dashboards,viewer\n")
+    file = text_file(tmp_path / "tokens", f"{TOKEN},dashboards,viewer\n")
     more = {"access": {"anonymous": False, "tokens_file": str(file)}}
     running = GuardedAggregator(tmp_path / "aggregator", more)
     with closing(running):
@@ -70,8 +70,7 @@ def test_the_configuration_closes_the_page_and_the_metrics(aggregator: GuardedAg
 
 
 def test_a_node_whose_agent_reports_is_no_unknown_name_to_a_person_who_acts(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(f"{TOKEN},otto,operator\n")
+    file = text_file(tmp_path / "tokens", f"{TOKEN},otto,operator\n")
     more = {"access": {"anonymous": False, "actions": True, "tokens_file": str(file)}}
     running = GuardedAggregator(tmp_path / "aggregator", more)
     with closing(running):

@@ -11,6 +11,7 @@ from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
 from tests.support.aggregator_program import SICKBAY
 from tests.support.fork_server import run_program
 from tests.support.receiver import Receiver, status
+from tests.support.text_files import text_file
 from tests.web.support import Hands, Served, serving, small_fleet
 
 OVERVIEW = AlertOverview(
@@ -64,8 +65,8 @@ async def test_the_command_lists_routes_and_dead_letters(served: Served) -> None
 def configuration(folder: Path, receiver: Receiver) -> Path:
     (folder / "url").write_text(receiver.url("/T0PSECRET"))
     (folder / "key").write_text("0" * 32)
-    file = folder / "aggregator.yaml"
-    file.write_text(
+    return text_file(
+        folder / "aggregator.yaml",
         f"""cluster: {{kind: local}}
 identity: {{kind: insecure-trust-hello}}
 listen: {{grpc: "127.0.0.1:9443", web: "127.0.0.1:9080"}}
@@ -76,9 +77,8 @@ alerts:
   routes:
     - {{name: room, receiver: chat, resolved: false}}
     - {{name: pages, receiver: oncall}}
-"""
+""",
     )
-    return file
 
 
 async def test_a_route_is_tested_with_an_alert_and_its_end(tmp_path: Path) -> None:

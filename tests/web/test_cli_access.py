@@ -9,6 +9,7 @@ import pytest
 from aggregator.access.gate import AccessGate
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.web.access_guard import PageAccess
+from tests.support.text_files import text_file
 from tests.web.cli import in_process, sickbay
 from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
 
@@ -25,8 +26,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 async def test_a_token_comes_from_a_file_or_the_environment(served: Served, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(f"{TOKEN}\n")
+    file = text_file(tmp_path / "token", f"{TOKEN}\n")
     by_file = await in_process("status", "--url", served.url, "--token-file", str(file))
     assert by_file.out.startswith("2 in quarantine"), by_file
     by_variable = await sickbay("status", "--url", served.url, SICKBAY_TOKEN=TOKEN)
@@ -41,8 +41,7 @@ async def test_without_a_token_the_answer_is_what_to_do(served: Served) -> None:
 
 
 async def test_a_token_is_not_sent_in_plaintext_to_another_machine(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
+    file = text_file(tmp_path / "token", TOKEN)
     done = await in_process("status", "--url", "http://192.0.2.1:1", "--token-file", str(file))
     assert done.code == 2
     assert "expected https://" in done.err

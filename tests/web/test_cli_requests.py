@@ -17,6 +17,7 @@ from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Action, QuarantineSpec, Taint
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.support.present import present
+from tests.support.text_files import text_file
 from tests.web.cli import in_process, sickbay, start_on
 from tests.web.support import NIGHT, Served
 from tests.web.test_actions import orders_a_reboot
@@ -333,8 +334,7 @@ async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
 async def test_a_kubeconfig_that_is_none_is_the_command_lines_mistake(
     tmp_path: Path, more: list[str]
 ) -> None:
-    file = tmp_path / "config"
-    file.write_text("root:x:0:0:root:/root:/bin/bash\n")
+    file = text_file(tmp_path / "config", "root:x:0:0:root:/root:/bin/bash\n")
     done = await in_process("resume", "--kubeconfig", str(file), *more)
     assert done.code == 2
     assert f"sickbay: the kubeconfig {file} can't be used: it has no keys; expected cl" in done.err
