@@ -23,14 +23,15 @@ from nodeagent.sources.command import CommandProcess, CommandStuck, Outcome
 from tests.agent import real_disks
 from tests.agent.machines import made_up, observations, sources
 from tests.controlplane.processes import ended
+from tests.support.tasks import end_tasks
+from tests.support.text_files import text_file
 from tests.support.waiting import PATIENCE, until
 
 BASH = "#!/bin/bash\n"
 
 
 def script(folder: Path, text: str, *, name: str = "check", mode: int = 0o755) -> str:
-    path = folder / name
-    path.write_text(text)
+    path = text_file(folder / name, text)
     path.chmod(mode)
     return str(path)
 
@@ -256,8 +257,7 @@ async def test_a_look_that_is_cancelled_ends_the_program(tmp_path: Path) -> None
     program = CommandProcess([path], time_limit=60, host_root=Path("/"))
     look = asyncio.ensure_future(program.run())
     await until(lambda: len(pids_in(pids)) == 2, what="the program")
-    look.cancel()
-    await asyncio.wait({look})
+    await end_tasks(look)
     await until(lambda: all(map(ended, pids_in(pids))), what="its end")
 
 

@@ -14,6 +14,8 @@ from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation, St
 from tests.agent.cli import agent, configured
 from tests.agent.machines import made_up, sources
 from tests.agent.site_package import install
+from tests.support.tasks import end_tasks
+from tests.support.text_files import text_file
 
 MODULE = """
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option
@@ -56,8 +58,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
         source = text or MODULE.format(look=look, build=build, interval=interval)
         site = install(tmp_path, name, source, f"fabric = {name}{entry}")
         monkeypatch.syspath_prepend(str(site))
-        path = tmp_path / "agent.toml"
-        path.write_text(f'[own.mine]\nentry_point = "fabric"\n{more}\n')
+        path = text_file(tmp_path / "agent.toml", f'[own.mine]\nentry_point = "fabric"\n{more}\n')
         return load(path, {"NODE_NAME": "n1"})
 
     yield make
@@ -105,8 +106,7 @@ def test_what_the_configuration_does_not_name_is_not_imported(
         del sys.modules[module]
     (tmp_path / "agent.toml").write_text("")
     assert load(tmp_path / "agent.toml", {"NODE_NAME": "n1"}).own == ()
-    named = tmp_path / "named.toml"
-    named.write_text('[own.mine]\nentry_point = "fabric"\n')
+    named = text_file(tmp_path / "named.toml", '[own.mine]\nentry_point = "fabric"\n')
     assert load(named, {"NODE_NAME": "n1"}, with_checks=False).own == ()
     assert not (tmp_path / "ran").exists()
 
@@ -134,8 +134,7 @@ async def test_a_package_that_cannot_be_used_is_unknown_with_the_reason(
 
 
 async def test_an_entry_point_that_nobody_has_is_unknown(tmp_path: Path) -> None:
-    path = tmp_path / "agent.toml"
-    path.write_text('[own.mine]\nentry_point = "no-such-thing"\n')
+    path = text_file(tmp_path / "agent.toml", '[own.mine]\nentry_point = "no-such-thing"\n')
     [seen] = await looked(load(path, {"NODE_NAME": "n1"}), tmp_path)  # type: ignore[misc]  # no Off
     assert isinstance(seen, Observation)
     assert "no installed package has the entry point no-such-thing" in seen.message
@@ -187,8 +186,7 @@ async def test_a_run_that_the_agent_cancels_stays_cancelled(
     look = "await __import__('asyncio').get_running_loop().create_future()"
     run = asyncio.ensure_future(looked(installed(look=look), tmp_path))
     await asyncio.sleep(0)
-    run.cancel()
-    await asyncio.wait({run})
+    await end_tasks(run)
     assert run.cancelled()
 
 

@@ -23,6 +23,7 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
 from tests.agent.site_package import install
 from tests.support.fake_aggregator import FakeAggregator
+from tests.support.tasks import end_tasks
 from tests.support.waiting import PATIENCE, until
 
 ENVIRON = {"NODE_NAME": "node-a"}
@@ -182,8 +183,7 @@ class Source:
         try:
             await until(condition)
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
 
 @pytest.fixture
@@ -294,8 +294,7 @@ async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> 
         await until(lambda: applied)
         assert (applied[0].expected_gpus, reloader.state.problem) == (None, "")
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
 
 async def test_a_file_that_is_written_while_it_is_read_is_read_again(source: Source) -> None:

@@ -40,6 +40,7 @@ from sickbay.v1.limits import MAX_EVIDENCE_BYTES
 from tests.agent.fake_tools import FakeTools
 from tests.nvml import gpu, uuid_of
 from tests.support.present import present
+from tests.support.tasks import end_tasks
 from tests.support.waiting import PATIENCE, until
 
 STATES = [RepairState.ACCEPTED, RepairState.RUNNING, *sorted(FINAL)]
@@ -333,8 +334,7 @@ class Machine:
         (kubelet / "device-plugins").mkdir(parents=True, exist_ok=True)
         entry = {"PodUID": POD, "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"0": ["GPU-1"]}}
         record = {"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 1}
-        file = kubelet / "device-plugins/kubelet_internal_checkpoint"
-        file.write_text(json.dumps(record))
+        (kubelet / "device-plugins/kubelet_internal_checkpoint").write_text(json.dumps(record))
         if pod_is_there:
             (kubelet / "pods" / POD).mkdir(parents=True, exist_ok=True)
 
@@ -347,8 +347,7 @@ class Machine:
         try:
             await states_until(executor, lambda state: state in FINAL)
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await end_tasks(running)
         assert executor._operations is not None
         return present(executor._operations.get("op-1"))
 
@@ -411,8 +410,7 @@ async def test_a_death_at_any_write_does_nothing_twice_and_never_denies_an_act(
         running = asyncio.create_task(reborn.run())
         reborn.order(order_of(verb, "boot-1"))
         [*_, state] = await states_until(reborn, lambda state: state in FINAL)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await end_tasks(running)
         assert machine.acts <= 1, (verb, at, state)
         if state == RepairState.REFUSED:
             assert machine.acts == 0, (verb, at)
@@ -512,8 +510,7 @@ async def test_a_disk_that_cannot_be_written_obeys_no_order(tmp_path: Path) -> N
     assert state == RepairState.REFUSED
     assert "state_dir must be a folder on a disk that works" in executor.problem
     assert machine.acts == 0
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await end_tasks(running)
 
 
 async def test_a_record_is_replaced_whole(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from nodeagent.uplink.reconnect import ReconnectPolicy
 from nodeagent.uplink.stream import Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.simulated import simulated_node
+from tests.support.tasks import end_tasks
 from tests.support.virtual_time import in_virtual_time
 
 INTERVAL = 10.0
@@ -71,5 +72,4 @@ async def test_a_requested_snapshot_takes_the_place_of_a_heartbeat_and_delays_me
     assert len(call.times("snapshot", resynced - 0.1)) == 1
     assert call.times("heartbeat", resynced)[0] >= INTERVAL
     assert 30.0 <= call.times("measurements", resynced)[0] <= 40.0
-    running.cancel()
-    await asyncio.wait({running})
+    await end_tasks(running)

@@ -12,6 +12,7 @@ from nodeagent.checks.base import Off, Report
 from nodeagent.model import Observation, Status
 from nodeagent.scheduler import FIRST_RUN, JITTER, Scheduled, Scheduler
 from tests.support.present import of_type
+from tests.support.tasks import end_tasks
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, run
 
 pytestmark = pytest.mark.decorated(by=in_virtual_time)
@@ -59,8 +60,7 @@ def scheduler(
 async def run_for(made: Scheduler, seconds: float) -> None:
     task = asyncio.create_task(made.run())
     await asyncio.sleep(seconds)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await end_tasks(task)
 
 
 async def never() -> Report:

@@ -9,6 +9,7 @@ from nodeagent.model import Observation, Status
 from nodeagent.scheduler import Scheduled, Scheduler
 from tests.agent.test_scheduler import Probe, never, scheduled, scheduler
 from tests.support.present import of_type
+from tests.support.tasks import end_tasks
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time
 
 pytestmark = pytest.mark.decorated(by=in_virtual_time)
@@ -21,8 +22,7 @@ async def running(made: Scheduler, seconds: float) -> "asyncio.Task[None]":
 
 
 async def ended(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await end_tasks(task)
 
 
 async def test_a_check_that_stays_keeps_its_rhythm_and_a_new_one_looks_at_once() -> None:

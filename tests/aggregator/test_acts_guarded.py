@@ -74,6 +74,8 @@ from tests.kube.test_kube_transport import kubeconfig
 from tests.support.active_test_jobs import job_section
 from tests.support.pki import Authority
 from tests.support.present import present
+from tests.support.tasks import end_tasks
+from tests.support.text_files import text_file
 from tests.support.waiting import until
 
 
@@ -137,8 +139,7 @@ async def late_server(
         yield made
     finally:
         made.let_go.set()
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
+        await end_tasks(accepting)
         listener.close()
 
 
@@ -383,9 +384,7 @@ TEMPLATE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "
 
 
 def secret(site: Site) -> Path:
-    path = site.folder / "secret"
-    path.write_text("hush\n")
-    return path
+    return text_file(site.folder / "secret", "hush\n")
 
 
 async def patch(site: Site) -> object:
@@ -416,8 +415,7 @@ async def drop(site: Site, name: str) -> None:
 
 
 def slurmrestd(site: Site) -> SlurmRest:
-    token = site.folder / "token"
-    token.write_text("a.e30.c\n")
+    token = text_file(site.folder / "token", "a.e30.c\n")
     return SlurmRest(site.url, token, SlurmPrograms(), name="u", ca_file=site.ca)
 
 
@@ -550,8 +548,7 @@ class Run:
 
 
 def ipmi(here: World, program: str, folder: Path) -> Awaitable[object]:
-    path = folder / "secret"
-    path.write_text("hush\n")
+    path = text_file(folder / "secret", "hush\n")
     target = IpmiTarget("bmc", 623, "u", path, "cycle", program)
     return IpmiRepairer(target).order(ORDER, here.guard)
 

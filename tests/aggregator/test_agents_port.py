@@ -28,6 +28,7 @@ from aggregator.leader.lease import Candidate, Draft, Lease
 from aggregator.relay import client as client_module
 from aggregator.relay import unserved as unserved_module
 from aggregator.runtime import gc_tuning
+from tests.support.tasks import end_tasks
 from tests.support.waiting import PATIENCE, until
 
 
@@ -140,8 +141,7 @@ async def process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield port
         assert not running.done()
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await end_tasks(running)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from aggregator.history.tables import evidence
 from tests.support.histories import Place, happened
 from tests.support.pki import Authority
 from tests.support.postgres import PASSWORD, PostgresServer, StartPostgres
+from tests.support.tasks import end_tasks
 from tests.support.waiting import until
 
 
@@ -41,8 +42,7 @@ class Pulse:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await end_tasks(self._task)
 
     async def _beat(self) -> None:
         while True:

@@ -30,6 +30,7 @@ from tests.support.replica import (
     hello,
     snapshot,
 )
+from tests.support.tasks import end_tasks
 from tests.support.waiting import PATIENCE, until
 
 NAMES = [f"n{number}" for number in range(6)]
@@ -60,8 +61,7 @@ async def life(
             controller.on_evidence(name, snapshot(fault()), clock())
         yield fleet, cluster, controller
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        await end_tasks(task)
         await cluster.close()
 
 

@@ -47,6 +47,7 @@ from aggregator.cluster.port import (
 from aggregator.runtime.sqlite_format import LOCAL_CLUSTER
 from tests.aggregator.local_file import OURS, SPEC, opened, run_other_process
 from tests.support.present import of_type, present
+from tests.support.tasks import end_tasks
 from tests.support.waiting import until
 
 
@@ -67,8 +68,7 @@ async def collected_events(cluster: Cluster) -> AsyncIterator[list[ClusterEvent]
     try:
         yield heard
     finally:
-        listening.cancel()
-        await asyncio.wait({listening})
+        await end_tasks(listening)
 
 
 # -- compare-and-set -----------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tests.aggregator.local_file import OURS, SPEC, opened
 from tests.controlplane.processes import ended
 from tests.support.bytecode import BYTECODE
 from tests.support.present import present
+from tests.support.tasks import end_tasks
 from tests.support.waiting import until
 
 
@@ -232,8 +233,7 @@ async def test_a_command_is_ended_when_the_aggregator_is_told_to_end(tmp_path: P
         run_command(argv, key=KEY, values=VALUES, limit=100, guard=UNGUARDED)
     )
     await until(mine.exists)
-    running.cancel()
-    await asyncio.wait({running})
+    await end_tasks(running)
     assert ended(int(mine.read_text()))
 
 

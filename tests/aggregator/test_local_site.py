@@ -35,6 +35,7 @@ from tests.support.replica import (
     hello,
     snapshot,
 )
+from tests.support.tasks import end_tasks
 from tests.support.waiting import until
 
 
@@ -102,8 +103,7 @@ class Aggregator:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.task.cancel()
-        await asyncio.wait({self.task})
+        await end_tasks(self.task)
         await self.cluster.close()
 
     def ill(self, node: str = "n1") -> None:
@@ -238,8 +238,7 @@ async def test_a_controller_that_stops_ends_its_program_first(path: Path, tmp_pa
     async with Aggregator(path, Commands(long, long, long), Turned()) as sickbay:
         sickbay.ill()
         await until(begun.exists)
-        sickbay.task.cancel()
-        await asyncio.wait({sickbay.task})
+        await end_tasks(sickbay.task)
         assert read_state(int(begun.read_text())).state == ""
 
 

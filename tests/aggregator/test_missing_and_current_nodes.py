@@ -16,6 +16,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.present import of_type
+from tests.support.tasks import end_tasks
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time
 
 pytestmark = pytest.mark.decorated(by=in_virtual_time)
@@ -109,8 +110,7 @@ async def test_while_no_name_is_followed_there_are_no_rounds() -> None:
         node_state.cluster.node_gone = False
         await asyncio.sleep(2)
         assert bench.made._watches == {}, "its round has found it there"
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await end_tasks(running)
 
 
 async def test_names_beyond_those_with_a_watch_are_polled_in_turn(
@@ -150,8 +150,7 @@ async def test_names_beyond_those_with_a_watch_are_polled_in_turn(
     bench.made.follow(node_states["a"])
     (_, watch) = bench.made._watches["a"]
     await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await end_tasks(running)
     await asyncio.gather(watch, return_exceptions=True)
     assert watch.cancelled()
 

@@ -12,6 +12,7 @@ from aggregator.cluster.agent_pods import PodEvent
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Cluster, ClusterEvent
 from aggregator.ingest.deleted_pods import DeletedPods
+from tests.support.tasks import end_tasks
 from tests.support.waiting import PATIENCE
 
 N = TypeVar("N")
@@ -92,8 +93,7 @@ async def listening(cluster: Cluster) -> AsyncIterator[Listener]:
     try:
         yield listener
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
 
 class PodListener:
@@ -124,5 +124,4 @@ async def following_pods(
     try:
         yield listener
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)

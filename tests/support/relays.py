@@ -30,6 +30,8 @@ from sickbay.v1 import relay_pb2, relay_pb2_grpc
 from tests.support.ingest import Agent, Clock
 from tests.support.intake import RecordingIntake
 from tests.support.pki import Authority, TokenIssuer
+from tests.support.tasks import end_tasks
+from tests.support.text_files import text_file
 
 ACCOUNT = "sickbay:sickbay-aggregator"
 ISSUER = TokenIssuer(algorithm="ES256")
@@ -130,9 +132,7 @@ class PlayedReplica:
         self.gateway.close()
         if self.streams is not None:
             self.streams.close()
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await end_tasks(*self.tasks)
         await self.listener.stop()
 
     @asynccontextmanager
@@ -248,8 +248,7 @@ class Replicas:
         listener.add_service(gateway.register)
         listener.add_service(service.register)
         await listener.start()
-        token_file = self.folder / f"token-{name}"
-        token_file.write_text(replica_token())
+        token_file = text_file(self.folder / f"token-{name}", replica_token())
         lease = PlayedLease()
         kept_keys = list[bytes]()
         client = RelayClient(

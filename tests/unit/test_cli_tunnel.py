@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.cli.kube_session import KubeSession
 from aggregator.cli.tunnel import Tunnel
+from tests.support.tasks import end_tasks
 
 
 class Wire:
@@ -49,7 +50,6 @@ async def test_a_session_that_closes_at_any_step_leaves_no_connection_open(steps
         if step == 5:
             ours.close()  # the command has its answer
         await asyncio.sleep(0)
-    carrying.cancel()
-    await asyncio.gather(carrying, return_exceptions=True)
+    await end_tasks(carrying)
     ours.close()
     assert wire.closed
