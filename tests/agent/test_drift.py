@@ -10,7 +10,7 @@ from nodeagent.sources import node_facts
 from nodeagent.sources.host import HostRoots
 from tests.agent.machines import made_up
 from tests.nvml import gpu
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, next_run, run_check
 
 
 def put(path: Path, text: str) -> None:
@@ -86,5 +86,4 @@ async def test_each_group_is_a_row_that_is_ok(tmp_path: Path) -> None:
         assert "NVIDIA H100 80GB HBM3 ECC: off, on" in message
         bench.gpus.fail("nvmlInitWithFlags", code=999)
         await bench.nvml.quiesce(0.0)
-        bench.later()
-        assert (await run_check(check)).by_component["gpu"].message == message
+        assert (await next_run(bench, check)).by_component["gpu"].message == message

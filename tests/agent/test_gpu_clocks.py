@@ -5,7 +5,7 @@ from pathlib import Path
 from nodeagent.checks import gpu_clocks
 from nodeagent.checks.base import Off
 from tests.nvml import gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, next_run, run_check
 
 #: The verdict on each event reason, and its words as nvidia-smi has them.
 REASONS = {
@@ -37,8 +37,7 @@ async def test_clocks_are_read_anew_at_every_sample(tmp_path: Path) -> None:
         check = bench.build(gpu_clocks.SPEC)
         assert (await run_check(check)).status(uuid_of(0)) == ("OK", "")
         bench.gpus.write([gpu(0, clocks=0x40)])
-        bench.later()
-        assert (await run_check(check)).status(uuid_of(0)) == ("DEGRADED", "hw-thermal")
+        assert (await next_run(bench, check)).status(uuid_of(0)) == ("DEGRADED", "hw-thermal")
 
 
 async def test_an_old_driver_is_asked_by_the_old_name(tmp_path: Path) -> None:
@@ -62,18 +61,15 @@ async def test_gpus_that_are_well_share_one_row_after_their_first_look(tmp_path:
         check = bench.build(gpu_clocks.SPEC)
         first = await run_check(check)
         assert set(first.by_component) == {"", *known.values()}, "an earlier agent's word ends"
-        bench.later()
-        second = await run_check(check)
+        second = await next_run(bench, check)
         assert set(second.by_component) == {""}
         shared = "3 of 3 GPUs are healthy: clock event reasons 0x1 (Idle)"
         assert second.by_component[""].message == shared
         bench.gpus.write([gpu(0), gpu(1, clocks=0x40), gpu(2)])
-        bench.later()
-        third = await run_check(check)
+        third = await next_run(bench, check)
         assert third.status(uuid_of(1)) == ("DEGRADED", "hw-thermal")
         assert third.by_component[""].message.startswith("2 of 3 GPUs are healthy")
         bench.gpus.write([gpu(0), gpu(1), gpu(2)])
-        bench.later()
-        assert (await run_check(check)).status(uuid_of(1)) == ("OK", ""), (
+        assert (await next_run(bench, check)).status(uuid_of(1)) == ("OK", ""), (
             "it is said to be well again"
         )

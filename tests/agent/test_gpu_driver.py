@@ -17,7 +17,7 @@ from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kubelet_devices import CHECKPOINT, healthy_devices
 from tests.agent.kernel_log import HandClock
 from tests.nvml import gpu
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, next_run, run_check
 from tests.support.proc_tree import ProcTree
 
 HANG = "nvmlDeviceGetRemappedRows"
@@ -42,8 +42,9 @@ async def hung(bench: Bench) -> gpu_driver.GpuDriver:
     check = bench.build(gpu_driver.SPEC)
     assert (await run_check(check)).status("") == ("OK", "")
     bench.gpus.fail(HANG, hang=True)
-    bench.later()
-    assert (await run_check(check)).status("") == ("UNKNOWN", "hung"), "a moment is no evidence"
+    assert (await next_run(bench, check)).status("") == ("UNKNOWN", "hung"), (
+        "a moment is no evidence"
+    )
     bench.later(3600)
     return check  # type: ignore[return-value]
 
@@ -77,8 +78,7 @@ async def test_a_program_that_waits_in_the_driver_is_the_second_witness(tmp_path
         assert "python3.11 (pid 15277) in uvm_page_tree_get_ptes_async" in message
         bench.gpus.heal()
         await bench.answered()
-        bench.later()
-        assert (await run_check(check)).status("") == ("OK", "")
+        assert (await next_run(bench, check)).status("") == ("OK", "")
 
 
 async def test_a_kubelet_without_gpus_is_the_second_witness(tmp_path: Path) -> None:
@@ -90,8 +90,7 @@ async def test_a_kubelet_without_gpus_is_the_second_witness(tmp_path: Path) -> N
         assert seen.status("") == ("FAILED", "wedged")
         assert "no healthy device of nvidia.com/gpu" in seen.by_component[""].message
         kubelet_says(bench, WELL)
-        bench.later()
-        assert (await run_check(check)).status("") == ("DEGRADED", "hung")
+        assert (await next_run(bench, check)).status("") == ("DEGRADED", "hung")
 
 
 async def test_a_kubelet_without_gpus_proves_nothing_while_nvml_answers(tmp_path: Path) -> None:
@@ -114,8 +113,9 @@ async def test_the_time_of_a_hang_goes_on_with_a_new_worker_that_hangs_too(tmp_p
         assert (await run_check(check)).status("") == ("DEGRADED", "hung"), (
             "this look ends the worker"
         )
-        bench.later()
-        assert (await run_check(check)).status("") == ("DEGRADED", "hung"), "the next one starts"
+        assert (await next_run(bench, check)).status("") == ("DEGRADED", "hung"), (
+            "the next one starts"
+        )
         assert bench.gpus.calls("nvmlInitWithFlags") == 2
 
 
@@ -126,8 +126,7 @@ async def test_a_quiesce_ends_the_time_of_a_hang(tmp_path: Path) -> None:
         kubelet_says(bench, GONE)
         await bench.nvml.quiesce(600)
         assert (await run_check(check)).status("") == ("UNKNOWN", "quiesced")
-        bench.later(601)
-        assert (await run_check(check)).status("")[0] == "UNKNOWN", (
+        assert (await next_run(bench, check, 601)).status("")[0] == "UNKNOWN", (
             "the hang is as old as this look"
         )
 

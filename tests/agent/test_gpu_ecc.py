@@ -5,7 +5,7 @@ from pathlib import Path
 from nodeagent.checks import gpu_common, gpu_ecc
 from nodeagent.model import ClearedBy
 from tests.nvml import UNSUPPORTED, FakeGpu, gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 
 def with_ecc(corrected: int, uncorrected: int) -> list[FakeGpu]:
@@ -27,19 +27,16 @@ async def test_uncorrectable_errors_degrade_and_corrected_ones_do_not(tmp_path: 
 
 async def test_a_rise_of_the_uncorrectable_count_is_a_fault(tmp_path: Path) -> None:
     async with Bench(tmp_path, with_ecc(0, 1)) as bench:
-        check = bench.build(gpu_ecc.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_ecc.SPEC)
         bench.gpus.write(with_ecc(0, 3))
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         (fault,) = seen.faults
         assert (fault.code, fault.component) == ("ecc-uncorrectable", uuid_of(0))
         assert fault.cleared_by is ClearedBy.GPU_RESET
         assert fault.details == {"new": "2", "pci": pci_of(0)}
         assert abs(fault.at - bench.clock.boottime()) < 5
         assert not fault.historical
-        bench.later()
-        assert (await run_check(check)).faults == [], "the same count is nothing new"
+        assert (await next_run(bench, check)).faults == [], "the same count is nothing new"
         bench.gpus.write(with_ecc(0, 4))
         bench.later()
         (second,) = (await run_check(check)).faults

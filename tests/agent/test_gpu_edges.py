@@ -33,7 +33,7 @@ from nodeagent.sources.gpu_sample import (
     TroubleKind,
 )
 from tests.agent.gpu_node import GPUS, TWO, Node, failing
-from tests.nvml.gpu_bench import Seen, run_check
+from tests.nvml.gpu_bench import Seen, next_run, run_check
 
 
 @pytest.fixture
@@ -320,8 +320,9 @@ async def test_a_load_of_the_driver_is_a_reset_once_a_gpu_is_well(
     node.set_gpus(replace(well, uuid=""), replace(GPUS[1], recovery_action=0))
     assert (await run_check(check)).clearings == [Clearing("GPU-1", "gpu-reset")]
     node.sources.driver_log.loaded(node.nvml.answer.at + 1)
-    node.later()
-    assert (await run_check(check)).clearings == [Clearing("GPU-1", "gpu-reset")], "another load"
+    assert (await next_run(node, check)).clearings == [Clearing("GPU-1", "gpu-reset")], (
+        "another load"
+    )
 
 
 ECC = EccCounts(corrected=5, uncorrected=2, corrected_in_life=9, uncorrected_in_life=None)

@@ -12,7 +12,7 @@ from nodeagent.model import ClearedBy
 from nodeagent.sources.nvml_sampler import _MOST_EVENTS
 from tests.agent.kernel_log import record
 from tests.nvml import gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 
 def log_line(bench: Bench, code: int, index: int = 0) -> None:
@@ -27,8 +27,7 @@ async def test_an_xid_without_a_line_in_the_log_is_told_a_look_later(tmp_path: P
         check = bench.build(gpu_events.SPEC)
         assert (await run_check(check)).status("") == ("OK", "")
         bench.gpus.xid(1, 95)
-        bench.later()
-        assert (await run_check(check)).faults == [], "its line may be on its way"
+        assert (await next_run(bench, check)).faults == [], "its line may be on its way"
         at = bench.clock.boottime()
         bench.later()
         [fault] = (await run_check(check)).faults
@@ -36,21 +35,18 @@ async def test_an_xid_without_a_line_in_the_log_is_told_a_look_later(tmp_path: P
         assert fault.cleared_by is ClearedBy.GPU_RESET
         assert fault.at == pytest.approx(at, abs=5)
         assert fault.details == {"pci": pci_of(1), "reported_by": "nvml"}
-        bench.later()
-        assert (await run_check(check)).faults == []
+        assert (await next_run(bench, check)).faults == []
 
 
 async def test_what_the_log_has_told_is_not_told_again(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
-        check = bench.build(gpu_events.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_events.SPEC)
         bench.later(30)
         for code in (79, 31, 31, 31):
             bench.gpus.xid(0, code)
         bench.gpus.xid(1, 79)
         log_line(bench, 79)
-        bench.later(31)
-        await run_check(check)
+        await next_run(bench, check, 31)
         log_line(bench, 31)
         bench.later()
         faults = (await run_check(check)).faults
@@ -59,21 +55,18 @@ async def test_what_the_log_has_told_is_not_told_again(tmp_path: Path) -> None:
 
 async def test_events_that_another_check_s_sample_brought_are_not_lost(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
-        check = bench.build(gpu_events.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_events.SPEC)
         bench.gpus.xid(0, 62)
         await bench.sample()
         await bench.sample()
-        bench.later()
-        await run_check(check)
+        await next_run(bench, check)
         bench.later()
         assert [each.code for each in (await run_check(check)).faults] == ["xid:62"]
 
 
 async def test_a_storm_is_taken_in_portions(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
-        check = bench.build(gpu_events.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_events.SPEC)
         for code in range(100):
             bench.gpus.xid(0, 1000 + code)
         told = []
@@ -100,24 +93,19 @@ async def test_gpus_that_give_no_events(tmp_path: Path) -> None:
         check = bench.build(gpu_events.SPEC)
         assert (await run_check(check)).status("") == ("UNKNOWN", "no-events")
         bench.gpus.xid(0, 94)
-        bench.later()
-        await run_check(check)
+        await next_run(bench, check)
         bench.later()
         assert [each.code for each in (await run_check(check)).faults] == ["xid:94"]
 
 
 async def test_a_worker_that_crashed_is_listening_again(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
-        check = bench.build(gpu_events.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_events.SPEC)
         bench.gpus.fail("nvmlDeviceGetCount_v2", abort=True)
-        bench.later()
-        assert (await run_check(check)).status("") == ("UNKNOWN", "crashed")
+        assert (await next_run(bench, check)).status("") == ("UNKNOWN", "crashed")
         bench.gpus.heal()
-        bench.later()
-        await run_check(check)
+        await next_run(bench, check)
         bench.gpus.xid(0, 119)
-        bench.later()
-        await run_check(check)
+        await next_run(bench, check)
         bench.later()
         assert [each.code for each in (await run_check(check)).faults] == ["xid:119"]

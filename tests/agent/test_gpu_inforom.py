@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nodeagent.checks import gpu_inforom, gpu_inventory
 from tests.nvml import gpu, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 CALL = "nvmlDeviceValidateInforom"
 
@@ -27,16 +27,13 @@ async def test_it_is_validated_once_a_day(tmp_path: Path) -> None:
             bench.later(6 * 3600)
         assert bench.gpus.calls(CALL) == 1
         bench.gpus.fail(CALL, code=14)
-        bench.later(601)
-        assert (await run_check(check)).status(uuid_of(0)) == ("DEGRADED", "corrupted")
+        assert (await next_run(bench, check, 601)).status(uuid_of(0)) == ("DEGRADED", "corrupted")
         assert bench.gpus.calls(CALL) == 2
 
 
 async def test_a_gpu_that_takes_another_s_place_is_validated(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
-        check = bench.build(gpu_inforom.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inforom.SPEC)
         bench.gpus.write([gpu(0, uuid="GPU-new")])
         bench.gpus.fail(CALL, code=14)
-        bench.later()
-        assert (await run_check(check)).status("GPU-new") == ("DEGRADED", "corrupted")
+        assert (await next_run(bench, check)).status("GPU-new") == ("DEGRADED", "corrupted")

@@ -8,7 +8,7 @@ from nodeagent.checks import gpu_inventory
 from nodeagent.checks.base import Off
 from nodeagent.model import Clearing
 from tests.nvml import fake_pci, gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 TWO = [gpu(0), gpu(1)]
 
@@ -112,21 +112,17 @@ async def test_each_error_of_a_gpu_has_its_verdict(
 
 async def test_gpus_that_swapped_slots_are_not_replaced(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         bench.gpus.write([gpu(0, uuid=uuid_of(1)), gpu(1, uuid=uuid_of(0))])
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
     assert "replaced" not in {sign.how for sign in seen.clearings}
 
 
 async def test_a_hung_driver_makes_its_gpus_unknown_and_never_failed(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO, expected=2, deadline=2.0) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         bench.gpus.fail("nvmlDeviceGetRemappedRows", gpu=1, hang=True)
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
     assert seen.status("") == ("UNKNOWN", "hung")
     assert "nvmlDeviceGetRemappedRows of GPU 1" in seen.by_component[""].message
     assert seen.status(uuid_of(0)) == ("OK", ""), "it had answered"

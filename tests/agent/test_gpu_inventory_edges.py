@@ -23,7 +23,7 @@ from nodeagent.sources.gpu_sample import (
 from nodeagent.sources.gpus import GpuMap
 from tests.agent.gpu_node import ADDRESSES, GPUS, TWO, Node, failing, said
 from tests.agent.kernel_log import pci_device
-from tests.nvml.gpu_bench import Seen, run_check
+from tests.nvml.gpu_bench import Seen, first_run, run_check
 
 
 @pytest.fixture
@@ -227,8 +227,7 @@ async def test_gpus_that_left_the_bus_are_missed_whatever_nvml_says(
     tmp_path: Path, kind: TroubleKind
 ) -> None:
     node = Node(tmp_path, expected=2)
-    check = node.build(gpu_inventory.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_inventory.SPEC)
     node.fail(kind, "words")
     assert said(await run_check(check), "") == ("UNKNOWN", kind.value, "words")
     node.take_off_the_bus(1)
@@ -260,8 +259,7 @@ async def test_without_a_view_of_the_bus_nothing_is_missed_from_it(tmp_path: Pat
 async def test_a_gpu_that_was_known_is_missed_even_where_another_driver_has_it(
     node: Node,
 ) -> None:
-    check = node.build(gpu_inventory.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_inventory.SPEC)
     drivers = node.sys / "bus/pci/drivers"
     for name in ("vfio-pci", "nvidia"):
         (drivers / name).mkdir(parents=True)
@@ -326,8 +324,7 @@ async def test_a_gpu_of_another_driver_is_no_absent_one(tmp_path: Path) -> None:
 async def test_a_gpu_in_another_s_slot_replaces_it_and_one_that_is_lost_does_not(
     node: Node,
 ) -> None:
-    check = node.build(gpu_inventory.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_inventory.SPEC)
     node.set_gpus(GPUS[0], failing(replace(GPUS[1], uuid="GPU-new"), rows=15))
     assert (await run_check(check)).clearings == []
     node.set_gpus(GPUS[0], replace(GPUS[1], uuid="GPU-new"))
@@ -338,8 +335,7 @@ async def test_a_gpu_in_another_s_slot_replaces_it_and_one_that_is_lost_does_not
 
 async def test_a_gpu_taken_out_on_purpose_is_gone(tmp_path: Path) -> None:
     node = Node(tmp_path, expected=1)
-    check = node.build(gpu_inventory.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_inventory.SPEC)
     node.take_off_the_bus(1)
     node.set_gpus(GPUS[0])
     assert "GPU-1" not in (await run_check(check)).by_component
@@ -370,8 +366,7 @@ async def test_a_gpu_without_a_name_is_the_named_one_from_then_on(tmp_path: Path
 
 
 async def test_a_gpu_that_comes_back_at_another_address_is_well(node: Node) -> None:
-    check = node.build(gpu_inventory.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_inventory.SPEC)
     node.take_off_the_bus(1)
     node.set_gpus(GPUS[0])
     assert (await run_check(check)).status("GPU-1") == ("FAILED", "missing")
@@ -390,8 +385,7 @@ async def test_a_gpu_that_went_to_a_virtual_machine_after_nvml_s_start_is_not_lo
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path, expected=2)
-    check = node.build(gpu_inventory.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_inventory.SPEC)
     device = node.sys / f"bus/pci/devices/{ADDRESSES[1]}.0"
     (node.sys / "bus/pci/drivers/vfio-pci").mkdir(parents=True)
     (device / "driver").symlink_to(node.sys / "bus/pci/drivers/vfio-pci")

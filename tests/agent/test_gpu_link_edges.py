@@ -25,7 +25,7 @@ from nodeagent.sources.gpu_sample import (
 )
 from nodeagent.sources.pcie_link import PcieLink
 from tests.agent.gpu_node import ADDRESSES, GPUS, ONE, TWO, Node, failing, said
-from tests.nvml.gpu_bench import run_check
+from tests.nvml.gpu_bench import next_run, run_check
 
 
 @pytest.fixture
@@ -400,13 +400,11 @@ async def test_replays_are_nvml_s_where_it_counts_them_and_else_the_bus_s(node: 
     seen = await run_check(check)
     assert said(seen, name) == ("DEGRADED", "replays", words)
     assert seen.is_well(f"pci:{ADDRESSES[1]}")
-    node.later(600.0)
-    assert (await run_check(check)).status(name) == ("OK", "")
+    assert (await next_run(node, check, 600.0)).status(name) == ("OK", "")
     node.set_gpus(*(replayed(gpu, None) for gpu in TWO))
     await run_check(check)
     pcie(node, 0, aer_dev_correctable=aer(86))
-    node.later()
-    assert (await run_check(check)).status(name) == ("DEGRADED", "replays")
+    assert (await next_run(node, check)).status(name) == ("DEGRADED", "replays")
 
 
 async def test_a_width_is_compared_with_the_widest_of_before_and_with_the_others(

@@ -11,7 +11,7 @@ from nodeagent.checks import gpu_nvlink
 from nodeagent.sources.gpu_sample import NvLinks
 from tests.agent.gpu_node import GPUS, Node, failing
 from tests.nvml import FakeGpu, gpu, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 HOPPER = {"link_fields": (161, 162, 163)}
 BLACKWELL = {"link_fields": (208, 211, 214, 215)}
@@ -45,14 +45,14 @@ async def test_links_may_come_up_late_and_other_models_have_fewer(
     async with Bench(tmp_path, [*gpus, gpu(3, links=links)], boottime=60.0) as bench:
         check = bench.build(gpu_nvlink.SPEC)
         assert (await run_check(check)).is_well(uuid_of(3))
-        bench.later(1200.0)
-        assert (await run_check(check)).status(uuid_of(3)) == ("DEGRADED", "fewer-links")
+        assert (await next_run(bench, check, 1200.0)).status(uuid_of(3)) == (
+            "DEGRADED",
+            "fewer-links",
+        )
         await bench.nvml.quiesce(1.0)
-        bench.later(301.0)
-        assert (await run_check(check)).is_well(uuid_of(3))
+        assert (await next_run(bench, check, 301.0)).is_well(uuid_of(3))
         bench.gpus.write([*gpus, gpu(3, links=links, name="NVIDIA L4", uuid="GPU-L4")])
-        bench.later(1200.0)
-        assert (await run_check(check)).status("GPU-L4") == ("OK", "")
+        assert (await next_run(bench, check, 1200.0)).status("GPU-L4") == ("OK", "")
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -111,10 +111,8 @@ async def test_errors_of_every_generation_are_counted_by_the_hour(tmp_path: Path
         check = bench.build(gpu_nvlink.SPEC)
         first = await run_check(check)
         bench.gpus.write(after)
-        bench.later(301)
-        counted = await run_check(check)
-        bench.later(3400)
-        within_the_hour = await run_check(check)
+        counted = await next_run(bench, check, 301)
+        within_the_hour = await next_run(bench, check, 3400)
         bench.later(201)  # the counters of the sample before
         over = await run_check(check)
     for each, (_, _, reason, text) in zip(after, COUNTED, strict=True):
@@ -150,8 +148,7 @@ async def test_mig_turns_the_links_off_and_that_is_no_fault(tmp_path: Path) -> N
         bench.gpus.write(
             [gpu(0), gpu(1, mig=(1, 1), links=WITHOUT_LINKS), gpu(2, mig=(1, 1), links=()), gpu(3)]
         )
-        bench.later(301)
-        seen = await run_check(check)
+        seen = await next_run(bench, check, 301)
         assert seen.is_well(uuid_of(1))
         assert seen.is_well(uuid_of(2))
         bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
@@ -159,11 +156,9 @@ async def test_mig_turns_the_links_off_and_that_is_no_fault(tmp_path: Path) -> N
         waits = ("DEGRADED", "fewer-links")
         assert (await run_check(check)).status(uuid_of(1)) == waits, "they come back after a reset"
         bench.gpus.write([gpu(index) for index in range(4)])
-        bench.later(301)
-        assert (await run_check(check)).is_well(uuid_of(1))
+        assert (await next_run(bench, check, 301)).is_well(uuid_of(1))
         bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
-        bench.later(301)
-        assert (await run_check(check)).status(uuid_of(1)) == ("FAILED", "link-down")
+        assert (await next_run(bench, check, 301)).status(uuid_of(1)) == ("FAILED", "link-down")
 
 
 async def test_gpus_with_mig_do_not_say_how_many_links_are_usual(tmp_path: Path) -> None:
@@ -179,11 +174,9 @@ async def test_a_link_goes_down_where_mig_is_not_enabled(
     tmp_path: Path, mig: tuple[int, int] | None
 ) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
-        check = bench.build(gpu_nvlink.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_nvlink.SPEC)
         bench.gpus.write([gpu(0), gpu(1, mig=mig, links=(1,) * 17 + (0,))])
-        bench.later(301)
-        assert (await run_check(check)).status(uuid_of(1)) == ("FAILED", "link-down")
+        assert (await next_run(bench, check, 301)).status(uuid_of(1)) == ("FAILED", "link-down")
 
 
 # -- bit errors, and the links to the CPU ---------------------------------------------------------

@@ -10,7 +10,7 @@ from nodeagent.sources import nvidia_driver
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from tests.nvml import FakeGpus, fake_pci, gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 TWO = [gpu(0), gpu(1)]
 VIRTUAL = ["0000:1b:00.4", "0000:1b:00.5", "0000:1b:01.0", "0000:1b:01.7"]
@@ -116,34 +116,28 @@ async def test_a_known_gpu_that_a_virtual_machine_takes_is_gone_and_comes_back(
 ) -> None:
     """It counts as one of the expected GPUs meanwhile, and one that leaves the bus does not."""
     async with Bench(tmp_path, TWO, expected=2) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         bench.gpus.write([gpu(0)], pci=[pci_of(0), pci_of(1)])
         bind(bench.gpus, pci_of(1), "vfio-pci")
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         assert uuid_of(1) not in seen.by_component
         assert seen.status("") == ("OK", "")
         assert f"{pci_of(1)} (vfio-pci)" in seen.by_component[""].message
         bench.gpus.write([gpu(0)])
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         assert seen.status("") == ("FAILED", "missing")
         assert seen.status(f"pci:{pci_of(1)}") == ("FAILED", "missing")
         bench.gpus.write(TWO)
-        bench.later()
-        assert (await run_check(check)).status(uuid_of(1)) == ("OK", "")
+        assert (await next_run(bench, check)).status(uuid_of(1)) == ("OK", "")
 
 
 @pytest.mark.parametrize("driver", ["nvidia", ""])
 async def test_a_gpu_taken_out_on_purpose_is_a_note(tmp_path: Path, driver: str) -> None:
     async with Bench(tmp_path, TWO, expected=1) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         bench.gpus.write([gpu(0)], pci=[pci_of(0), pci_of(1)])
         bind(bench.gpus, pci_of(1), driver)
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         assert seen.status("") == ("OK", "")
         assert pci_of(1) in seen.by_component[""].message
         assert uuid_of(1) not in seen.by_component
@@ -180,21 +174,18 @@ async def test_a_handles_error_at_the_first_sample_has_its_verdict(
         check = bench.build(gpu_inventory.SPEC)
         bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=code)
         for _ in range(2):
-            bench.later()
-            seen = await run_check(check)
+            seen = await next_run(bench, check)
             assert seen.status(f"pci:{pci_of(1)}") == HANDLE_ERRORS[code]
             assert str(code) in seen.by_component[f"pci:{pci_of(1)}"].message
 
 
 async def test_a_handles_error_has_the_same_verdict_later(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         for code, verdict in HANDLE_ERRORS.items():
             bench.gpus.heal()
             bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=code)
-            bench.later()
-            seen = await run_check(check)
+            seen = await next_run(bench, check)
             assert seen.status(uuid_of(1)) == verdict
             assert str(code) in seen.by_component[uuid_of(1)].message
 
@@ -223,13 +214,11 @@ async def test_an_identity_that_cannot_be_read_at_the_first_sample_has_its_verdi
 
 async def test_an_identity_that_cannot_be_read_later_has_the_same_verdict(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         for (call, code), verdict in IDENTITY_ERRORS.items():
             bench.gpus.heal()
             bench.gpus.fail(call, gpu=1, code=code)
-            bench.later()
-            seen = await run_check(check)
+            seen = await next_run(bench, check)
             if "Pci" in call:
                 assert seen.is_well(uuid_of(1)), "its address is known"
             else:

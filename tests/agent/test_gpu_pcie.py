@@ -13,7 +13,7 @@ from nodeagent.sources.pcie_link import PcieLink, read_link
 from tests.agent.kernel_log import HandClock
 from tests.agent.machines import options
 from tests.nvml import PCIE_LINK, FakeGpu, gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 COR = "RxErr 3\nBadTLP 1\nBadDLLP 0\nRollover 2\nTimeout {}\nTOTAL_ERR_COR 6\n"
 
@@ -62,26 +62,21 @@ async def test_errors_are_told_for_an_hour_and_not_those_from_before(tmp_path: P
         check = bench.build(gpu_pcie.SPEC)
         assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
         link(bench.gpus.sys, 0, nonfatal=12, fatal=11)
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "errors")
         assert "2 fatal, 3 non-fatal" in seen.by_component["pci:" + pci_of(0)].message
-        bench.later(3601)
-        assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
+        assert (await next_run(bench, check, 3601)).status("pci:" + pci_of(0)) == ("OK", "")
 
 
 async def test_a_driver_that_hangs_does_not_hide_the_link(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, replays=7000)], deadline=0.2, init_deadline=0.2) as bench:
         link(bench.gpus.sys, 0)
-        check = bench.build(gpu_pcie.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_pcie.SPEC)
         bench.gpus.fail("nvmlDeviceGetUUID", hang=True)
         link(bench.gpus.sys, 0, width="4")
-        bench.later()
-        assert (await run_check(check)).status("pci:" + pci_of(0)) == ("DEGRADED", "narrow")
+        assert (await next_run(bench, check)).status("pci:" + pci_of(0)) == ("DEGRADED", "narrow")
         link(bench.gpus.sys, 0, timeouts=90)
-        bench.later(61)
-        seen = await run_check(check)
+        seen = await next_run(bench, check, 61)
     assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays"), "the kernel counts them too"
 
 
@@ -92,8 +87,7 @@ async def test_a_bus_without_these_files_is_unknown(tmp_path: Path) -> None:
         check = bench.build(gpu_pcie.SPEC)
         assert (await run_check(check)).status("pci:" + pci_of(0)) == ("UNKNOWN", "no-sysfs")
         bench.gpus.write([gpu(0, replays=81)])
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays"), "what is known counts"
         bench.gpus.write([gpu(0)], pci=[])
         bench.later()
@@ -110,8 +104,7 @@ async def test_a_gpu_that_has_no_link_in_a_virtual_machine_is_not_unknown(tmp_pa
         check = bench.build(gpu_pcie.SPEC)
         assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
         bench.gpus.write([gpu(0, replays=81)])
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
     assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays")
 
 
@@ -127,8 +120,7 @@ def eight(*, idle: int = -1) -> list[FakeGpu]:
 async def looks(bench: Bench, check: Check, count: int) -> tuple[str, str]:
     """The status of GPU 5 after so many looks, a minute apart."""
     for _ in range(count):
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
     return seen.status(uuid_of(5)) if uuid_of(5) in seen.by_component else ("OK", "")
 
 

@@ -17,34 +17,29 @@ from nodeagent.sources.kmsg import Record
 from tests.agent.gpu_node import GPUS, Node, failing
 from tests.agent.kernel_log import fixture_records, record
 from tests.nvml import gpu, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 
 async def test_an_action_that_cannot_be_read_for_a_while_is_not_over(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, recovery_action=1)]) as bench:
-        check = bench.build(gpu_recovery.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_recovery.SPEC)
         bench.gpus.fail("field:230", gpu=0, code=999)
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         assert seen.clearings == []
         assert seen.status(uuid_of(0)) == ("UNKNOWN", "nvml-error-999")
         bench.gpus.heal()
         bench.gpus.write([gpu(0)])
-        bench.later()
-        assert (await run_check(check)).clearings == [
+        assert (await next_run(bench, check)).clearings == [
             Clearing(component=uuid_of(0), how="gpu-reset")
         ]
 
 
 async def test_a_reset_done_while_the_agent_stood_aside_is_noticed(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, recovery_action=1)]) as bench:
-        check = bench.build(gpu_recovery.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_recovery.SPEC)
         await bench.nvml.quiesce(600)
         bench.gpus.write([gpu(0)])
-        bench.later(601)
-        assert (await run_check(check)).clearings == [
+        assert (await next_run(bench, check, 601)).clearings == [
             Clearing(component=uuid_of(0), how="gpu-reset")
         ]
 
@@ -86,8 +81,7 @@ async def test_a_driver_that_was_loaded_anew_has_reset_the_gpus_that_answer(
     node.later()
     node.set_gpus(FINE[0], failing(FINE[1], handle=999), failing(FINE[2], rows=16))
     assert (await run_check(check)).clearings == SIGN
-    node.later()
-    assert (await run_check(check)).clearings == [], "one load is one sign"
+    assert (await next_run(node, check)).clearings == [], "one load is one sign"
     node.set_gpus(*FINE)
     late = {each.component for each in (await run_check(check)).clearings}
     assert late == {FINE[1].uuid, FINE[2].uuid}, "they answer now"
@@ -100,8 +94,7 @@ async def test_an_xid_that_came_after_the_load_is_not_over(tmp_path: Path) -> No
     await run_check(check)
     log.read(line(node, LOADED))
     log.read(an_xid(node, FINE[1]))
-    node.later()
-    assert (await run_check(check)).clearings == SIGN
+    assert (await next_run(node, check)).clearings == SIGN
     log.read(line(node, LOADED))
     node.later()
     assert len((await run_check(check)).clearings) == 2, "the next load counts for both"
@@ -113,8 +106,7 @@ async def test_a_gpu_that_failed_to_start_is_well_once_it_gives_values(tmp_path:
     works = [replace(each, clocks=0) for each in FINE[:2]]
     node.set_gpus(works[0], failing(FINE[1], handle=999))
     log = cast("LogCheck", SPECS["nvidia-driver"].build(node.sources, {}))
-    check = node.build(gpu_recovery.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_recovery.SPEC)
     node.clock.now = node.nvml.answer.at
     for each in works:
         failed = f"NVRM: GPU {each.pci}.0: RmInitAdapter failed! (0x62:0x40:2461)"
@@ -126,8 +118,7 @@ async def test_a_gpu_that_failed_to_start_is_well_once_it_gives_values(tmp_path:
         for name in (FINE[0].uuid, f"pci:{FINE[0].pci}")
     ]
     assert (await run_check(check)).clearings == over
-    node.later()
-    assert (await run_check(check)).clearings == [], "the other gives no values yet"
+    assert (await next_run(node, check)).clearings == [], "the other gives no values yet"
     node.set_gpus(*works)
     assert {each.component for each in (await run_check(check)).clearings} == {
         FINE[1].uuid,
@@ -167,8 +158,7 @@ async def test_an_xid_of_a_program_after_the_load_is_no_fault_of_the_gpu(tmp_pat
     log.read(line(node, LOADED))
     for code in (13, 31, 43, 45):
         log.read(line(node, f"NVRM: Xid (PCI:{FINE[0].pci}): {code}, pid=1, name=x".encode()))
-    node.later()
-    assert (await run_check(check)).clearings == SIGN
+    assert (await next_run(node, check)).clearings == SIGN
 
 
 @pytest.mark.parametrize(
@@ -186,8 +176,6 @@ async def test_no_forged_or_old_load_is_believed(
 ) -> None:
     node = Node(tmp_path)
     node.set_gpus(*FINE)
-    check = node.build(gpu_recovery.SPEC)
-    await run_check(check)
+    check = await first_run(node, gpu_recovery.SPEC)
     xids(node).read(replace(line(node, text), historical=historical))
-    node.later()
-    assert (await run_check(check)).clearings == []
+    assert (await next_run(node, check)).clearings == []

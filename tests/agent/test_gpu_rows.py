@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.checks import gpu_rows
 from tests.nvml import UNSUPPORTED, gpu, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 #: Corrected, uncorrected, pending, failure.
 STATES = {
@@ -51,9 +51,7 @@ async def test_a_bank_without_a_spare_row_is_told_before_it_needs_one(tmp_path: 
 
 async def test_a_replaced_gpu_is_gone(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
-        check = bench.build(gpu_rows.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_rows.SPEC)
         bench.gpus.write([gpu(0, uuid="GPU-new")])
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
     assert set(seen.by_component) == {"GPU-new"}

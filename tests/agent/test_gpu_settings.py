@@ -11,7 +11,7 @@ from nodeagent.checks.base import Check
 from tests.agent.gpu_node import GPUS, Node, failing, said
 from tests.agent.machines import options
 from tests.nvml import FakeGpu, gpu, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, next_run, run_check
 
 
 def eight(**values: Any) -> list[FakeGpu]:
@@ -42,8 +42,7 @@ async def test_a_gpu_that_differs_from_seven_is_degraded(tmp_path: Path) -> None
             seen = await run_check(check)
             if status[1] == "unlike-siblings":
                 assert seen.status(uuid_of(5)) == ("OK", ""), "one call may have failed"
-                bench.later(301.0)
-                seen = await run_check(check)
+                seen = await next_run(bench, check, 301.0)
             assert seen.status(uuid_of(5)) == status, values
             assert all(seen.is_well(uuid_of(index)) for index in range(8) if index != 5), values
 
@@ -64,8 +63,7 @@ async def test_values_that_no_sibling_has_are_not_missed_nor_any_before_a_reset(
         check = node.build(gpu_settings.SPEC)
         node.set_gpus(failing(GPUS[0], vbios=code), *full)
         await run_check(check)
-        node.later(301.0)
-        seen = await run_check(check)
+        seen = await next_run(node, check, 301.0)
         assert seen.is_well("GPU-0") is is_well
     assert said(seen, "GPU-0")[2].endswith("; the driver does not report its power, vbios")
 

@@ -10,7 +10,7 @@ from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from nodeagent.sources.gpu_sample import Gpu, GpuLimits
 from tests.nvml import gpu, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 #: A GPU's temperatures, and the verdict.
 HEAT: list[tuple[dict[str, int | None], tuple[str, str]]] = [
@@ -59,8 +59,7 @@ async def test_a_margin_that_could_not_be_read_once_is_read_again(tmp_path: Path
         for code in (999, 10, 3):  # NVML_ERROR_UNKNOWN, TIMEOUT, NOT_SUPPORTED
             assert (await run_check(check)).status(uuid_of(0)) == ("DEGRADED", "hot")
             bench.gpus.fail("nvmlDeviceGetMarginTemperature", code=code)
-            bench.later()
-            assert (await run_check(check)).is_well(uuid_of(0))
+            assert (await next_run(bench, check)).is_well(uuid_of(0))
             bench.gpus.heal()
             bench.later()
         assert (await run_check(check)).is_well(uuid_of(0)), "a GPU without a margin stays one"
@@ -75,8 +74,7 @@ async def test_gpus_that_tell_no_temperature_turn_the_check_off(tmp_path: Path) 
 async def test_the_temperature_of_a_gpu_at_work_is_measured_for_the_fleet(tmp_path: Path) -> None:
     working = gpu(1, temperature=71, clocks=0x4, load=99, sm_clock=1755)
     async with Bench(tmp_path, [gpu(0, temperature=35), working]) as bench:
-        check = bench.build(gpu_thermal.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_thermal.SPEC)
         measured = bench.sources.measurements.current(bench.clock.boottime())
         bench.gpus.fail("nvmlDeviceGetTemperature", code=3)
         bench.later()

@@ -17,7 +17,7 @@ from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.nvml_sampler import SLOW_EVERY
 from nodeagent.sources.process_state import read_state
 from tests.nvml import UNSUPPORTED, gpu, library, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, next_run
 from tests.support.waiting import until
 
 
@@ -85,8 +85,7 @@ async def test_a_worker_from_before_a_gpu_came_is_replaced(tmp_path: Path) -> No
         await check.run_check()
         assert bench.gpus.calls("nvmlInitWithFlags") == 1
         bench.gpus.write([gpu(0), gpu(1)])
-        bench.later()
-        seen = await run_check(check)
+        seen = await next_run(bench, check)
         assert bench.gpus.calls("nvmlInitWithFlags") == 2
         assert seen.status(uuid_of(1)) == ("OK", "")
         bench.gpus.write([gpu(0)])

@@ -29,7 +29,7 @@ from nodeagent.sources.nvml_sampler import SLOW_EVERY
 from tests.agent.gpu_node import GPUS, Node, failing
 from tests.agent.machines import options
 from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run, run_check
 
 TWO = [gpu(0), gpu(1)]
 NO_ECC = (UNSUPPORTED,) * 4
@@ -45,8 +45,7 @@ def kubelet(bench: Bench, devices: list[str]) -> None:
 
 async def driver_after(bench: Bench, seconds: float) -> tuple[str, str]:
     """gpu-driver's verdict when ``seconds`` have passed since its first sample."""
-    check = bench.build(gpu_driver.SPEC)
-    await run_check(check)
+    check = await first_run(bench, gpu_driver.SPEC)
     bench.later(seconds)
     return (await run_check(check)).status("")
 
@@ -59,13 +58,10 @@ async def test_a_refusal_that_lasts_is_degraded(tmp_path: Path, code: int, reaso
         bench.gpus.fail("nvmlInitWithFlags", code=code)
         check = bench.build(gpu_driver.SPEC)
         assert (await run_check(check)).status("") == ("UNKNOWN", reason)
-        bench.later(599.0)
-        assert (await run_check(check)).status("") == ("UNKNOWN", reason)
-        bench.later(61.0)
-        assert (await run_check(check)).status("") == ("DEGRADED", reason)
+        assert (await next_run(bench, check, 599.0)).status("") == ("UNKNOWN", reason)
+        assert (await next_run(bench, check, 61.0)).status("") == ("DEGRADED", reason)
         bench.gpus.heal()
-        bench.later(301.0)
-        assert (await run_check(check)).status("") == ("OK", "")
+        assert (await next_run(bench, check, 301.0)).status("") == ("OK", "")
 
 
 @pytest.mark.parametrize("code", [18, 999])
@@ -75,10 +71,8 @@ async def test_a_kubelet_without_gpus_makes_it_failed(tmp_path: Path, code: int)
         kubelet(bench, ["GPU-1"])
         assert (await driver_after(bench, 700.0))[0] == "DEGRADED"
         kubelet(bench, [])
-        check = bench.build(gpu_driver.SPEC)
-        await run_check(check)
-        bench.later(700.0)
-        seen = await run_check(check)
+        check = await first_run(bench, gpu_driver.SPEC)
+        seen = await next_run(bench, check, 700.0)
     assert seen.status("")[0] == "FAILED"
     assert "the kubelet has no healthy device of nvidia.com/gpu" in seen.by_component[""].message
 
@@ -191,15 +185,15 @@ async def test_a_value_that_one_of_three_refuses_for_long_is_its_finding(tmp_pat
         bench.gpus.fail("nvmlDeviceGetTemperature", gpu=1, code=999)
         check = bench.build(gpu_thermal.SPEC)
         for seconds in (0.0, 61.0, 200.0):  # the same sample, then later ones
-            bench.later(seconds)
-            assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999")
-        bench.later(61.0)
-        seen = await run_check(check)
+            assert (await next_run(bench, check, seconds)).status(uuid_of(1)) == (
+                "UNKNOWN",
+                "nvml-error-999",
+            )
+        seen = await next_run(bench, check, 61.0)
         assert seen.status(uuid_of(1)) == ("DEGRADED", "unlike-siblings")
         assert "gave error 999" in seen.by_component[uuid_of(1)].message
         bench.gpus.fail("nvmlDeviceGetTemperature", gpu=1, code=4)
-        bench.later()
-        assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "no-permission")
+        assert (await next_run(bench, check)).status(uuid_of(1)) == ("UNKNOWN", "no-permission")
 
 
 @pytest.mark.parametrize(
@@ -219,11 +213,9 @@ async def test_one_refusal_of_a_value_that_is_read_seldom_is_no_finding(
         assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999")
         bench.gpus.heal()
         for _ in range(4):
-            bench.later()
-            seen = await run_check(check)
+            seen = await next_run(bench, check)
             assert seen.status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999"), "read once, not twice"
-        bench.later()
-        assert (await run_check(check)).is_well(uuid_of(1))
+        assert (await next_run(bench, check)).is_well(uuid_of(1))
 
 
 @pytest.mark.parametrize("single_run", [True, False])
@@ -373,8 +365,7 @@ async def test_confidential_gpus_that_are_not_ready_degrade_the_node(tmp_path: P
         bench.gpus.confidential(ready=False)
         assert (await run_check(check)).status("") == ("DEGRADED", "cc-not-ready")
         bench.gpus.confidential(ready=True)
-        bench.later(301.0)
-        assert (await run_check(check)).status("") == ("OK", "")
+        assert (await next_run(bench, check, 301.0)).status("") == ("OK", "")
 
 
 async def test_a_gpu_that_the_drivers_configuration_excludes_is_a_note(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import Done, agent
 from tests.agent.kernel_log import raw
 from tests.nvml import FakeGpus, fake_pci, gpu, pci_of, uuid_of
-from tests.nvml.gpu_bench import Bench, run_check
+from tests.nvml.gpu_bench import Bench, first_run, next_run
+from tests.support.text_files import text_file
 from tests.support.waiting import PATIENCE
 
 TWO = [gpu(0), gpu(1)]
@@ -30,36 +31,33 @@ async def test_a_gpu_that_is_gone_after_quiesce_is_marked_for_a_grace_and_then_a
 ) -> None:
     async with Bench(tmp_path, TWO, expected=2) as bench:
         assert bench.nvml.back_for == float("inf")
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         await bench.nvml.quiesce(600)
         bench.gpus.write([gpu(0)])
-        bench.later(610)
-        seen = await run_check(check)
+        seen = await next_run(bench, check, 610)
         assert seen.status(uuid_of(1)) == ("UNKNOWN", "after-quiesce")
         assert seen.status("") == ("UNKNOWN", "after-quiesce")
         assert seen.status(uuid_of(0)) == ("OK", "")
         message = seen.by_component[uuid_of(1)].message
         assert message.startswith("missing: the GPU at")
         assert "the agent had released it until 10 s ago" in message
-        bench.later(300)
-        seen = await run_check(check)
+        seen = await next_run(bench, check, 300)
         assert seen.status(uuid_of(1)) == ("FAILED", "missing")
         assert seen.status("") == ("FAILED", "missing")
 
 
 async def test_a_quiesce_that_is_ended_early_starts_the_grace_then(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        await run_check(check)
+        check = await first_run(bench, gpu_inventory.SPEC)
         await bench.nvml.quiesce(86400)
         bench.later(100)
         bench.nvml.resume()
         bench.gpus.write([gpu(0)])
-        bench.later(200)
-        assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "after-quiesce")
-        bench.later(101)
-        assert (await run_check(check)).status(uuid_of(1)) == ("FAILED", "missing")
+        assert (await next_run(bench, check, 200)).status(uuid_of(1)) == (
+            "UNKNOWN",
+            "after-quiesce",
+        )
+        assert (await next_run(bench, check, 101)).status(uuid_of(1)) == ("FAILED", "missing")
 
 
 # -- the commands, on a real agent whose GPUs are those of tests/nvml ------------------------------
@@ -249,8 +247,7 @@ async def test_orders_that_make_no_sense_are_refused(
 
 
 def test_without_an_agent_it_is_said_what_that_means(tmp_path: Path) -> None:
-    config = tmp_path / "agent.toml"
-    config.write_text(f'run_dir = "{tmp_path}"\n')
+    config = text_file(tmp_path / "agent.toml", f'run_dir = "{tmp_path}"\n')
     for arguments, words in {
         ("cleared", "--gpu", "GPU-1"): "start it, then clear",
         ("quiesce", "--for", "30m"): "no process of sickbay holds the GPU driver now",
@@ -263,8 +260,7 @@ def test_without_an_agent_it_is_said_what_that_means(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_hangs_is_said_to(tmp_path: Path) -> None:
-    config = tmp_path / "agent.toml"
-    config.write_text(f'run_dir = "{tmp_path}"\n')
+    config = text_file(tmp_path / "agent.toml", f'run_dir = "{tmp_path}"\n')
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "agent.sock"))
         silent.listen()

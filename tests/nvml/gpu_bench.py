@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from nodeagent.checks.base import Check, CheckSpec, Off, Report
 from nodeagent.model import Clearing, FaultSighting, Observation, Status
@@ -143,3 +143,24 @@ class Seen:
 
 async def run_check(check: Check) -> Seen:
     return Seen(await check.run_check())
+
+
+class Machine(Protocol):
+    """A machine with GPUs, whose clock a test turns."""
+
+    def build(self, spec: CheckSpec) -> Check: ...
+
+    def later(self, seconds: float = 61.0) -> None: ...
+
+
+async def first_run(machine: Machine, spec: CheckSpec) -> Check:
+    """The check, after a run."""
+    check = machine.build(spec)
+    await run_check(check)
+    return check
+
+
+async def next_run(machine: Machine, check: Check, seconds: float = 61.0) -> Seen:
+    """A run of the check, of which nothing is remembered from the one before."""
+    machine.later(seconds)
+    return await run_check(check)
