@@ -16,6 +16,12 @@ from tests.support.fake_aggregator import Attended, FakeAggregator
 from tests.support.present import present
 from tests.support.waiting import until
 
+RESET, REBOOT, TEST = (
+    pb.REPAIR_VERB_GPU_RESET,
+    pb.REPAIR_VERB_REBOOT,
+    pb.REPAIR_VERB_TEST,
+)
+
 TWO = [gpu(0), gpu(1)]
 FINAL = {
     pb.REPAIR_STATE_REFUSED,

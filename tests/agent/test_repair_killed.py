@@ -10,6 +10,9 @@ import pytest
 
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.repair_node import (
+    REBOOT,
+    RESET,
+    TEST,
     TWO,
     Aggregator,
     RepairNode,
@@ -22,11 +25,6 @@ from tests.nvml import uuid_of
 from tests.support.present import present
 from tests.support.waiting import until
 
-RESET, REBOOT, TEST = (
-    pb.REPAIR_VERB_GPU_RESET,
-    pb.REPAIR_VERB_REBOOT,
-    pb.REPAIR_VERB_TEST,
-)
 #: The agent is the only one whose pid is in this file.
 KILL = "kill -9 $(cat {folder}/agent.pid)\nsleep 600\n"
 

@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, use_gpus
+from tests.agent.repair_node import (
+    REBOOT,
+    RESET,
+    TEST,
+    Aggregator,
+    RepairNode,
+    aggregator,
+    attached,
+    use_gpus,
+)
 from tests.nvml import FakeGpu, gpu, pci_of, uuid_of
 from tests.support.waiting import until
-
-RESET, REBOOT, TEST = (
-    pb.REPAIR_VERB_GPU_RESET,
-    pb.REPAIR_VERB_REBOOT,
-    pb.REPAIR_VERB_TEST,
-)
 
 
 @pytest.fixture

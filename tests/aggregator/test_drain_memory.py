@@ -1,7 +1,6 @@
 """The memory of a drain between its rounds, reports of lost evidence, and small waits."""
 
 import asyncio
-import random
 from itertools import pairwise
 
 from aggregator.cluster.port import Action, Pod, Quarantine, QuarantineSpec, QuarantineStatus
@@ -16,19 +15,8 @@ from aggregator.quarantine.state.fleet import Work
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_in_force
 from aggregator.quarantine.state.registry import QuarantineIndex
+from tests.support.draws import HighestDraw
 from tests.support.virtual_time import in_virtual_time, loop_time
-
-
-class Most(random.Random):
-    """Draws the upper bound, and remembers the bounds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bounds: list[tuple[float, float]] = []
-
-    def uniform(self, a: float, b: float) -> float:
-        self.bounds.append((a, b))
-        return b
 
 
 def pod(uid: str) -> Pod:
@@ -41,7 +29,7 @@ def pod(uid: str) -> Pod:
 def refusal(memory: DrainMemory, uid: str = "a", **changes: object) -> BlockedPod:
     given: dict[str, object] = {
         "now": 100.0,
-        "rng": Most(),
+        "rng": HighestDraw(),
         "at_least": 0.0,
         "drains": 1,
         "hopeless": False,
@@ -62,12 +50,12 @@ def test_the_first_retry_is_later_beside_many_drains() -> None:
 
 
 def test_each_refusal_doubles_the_wait_up_to_the_most() -> None:
-    memory, rng = DrainMemory("q"), Most()
+    memory, rng = DrainMemory("q"), HighestDraw()
     waits = [waited(refusal(memory, rng=rng)) for _ in range(8)]
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, RETRY_MOST, RETRY_MOST]
     assert memory.blocked["a"].tries == 8
     assert memory.blocked["a"].retry_at == 100.0 + RETRY_MOST
-    assert {round(low / high, 9) for low, high in rng.bounds} == {0.7}
+    assert {round(low / high, 9) for low, high in rng.ranges} == {0.7}
     many = DrainMemory("q")
     waits = [waited(refusal(many, drains=400)) for _ in range(4)]
     assert waits == [50.0, 100.0, 200.0, 200.0]
@@ -78,7 +66,14 @@ def test_a_refusal_keeps_the_time_of_the_first_and_a_pause_that_is_asked_for() -
     refusal(memory)
     later = BlockedPod("another budget", 50.0, "2", own=False)
     found = memory.block(
-        "a", later, now=100.0, rng=Most(), at_least=30.0, drains=1, hopeless=False, passing=False
+        "a",
+        later,
+        now=100.0,
+        rng=HighestDraw(),
+        at_least=30.0,
+        drains=1,
+        hopeless=False,
+        passing=False,
     )
     assert (found.since, found.reason, found.version, found.own) == (
         7.0,
@@ -103,7 +98,7 @@ def test_a_webhook_that_fails_is_named_from_its_third_failure_on() -> None:
 
 
 def test_a_pod_that_is_gone_is_forgotten_and_one_that_changed_is_asked_soon() -> None:
-    memory, rng = DrainMemory("q"), Most()
+    memory, rng = DrainMemory("q"), HighestDraw()
     for uid in ("a", "b", "c"):
         refusal(memory, uid, hopeless=True)  # until 160
     refusal(memory, "d")  # until 101
@@ -114,9 +109,9 @@ def test_a_pod_that_is_gone_is_forgotten_and_one_that_changed_is_asked_soon() ->
         "d": 101.0,
     }
     assert memory.blocked["b"].version == "2"
-    assert set(rng.bounds) == {(7.5, 15.0)}
+    assert set(rng.ranges) == {(7.5, 15.0)}
     memory.keep_only({"a": "1", "b": "2", "d": "2"}, 111.0, rng)
-    assert len(rng.bounds) == 2, "it has not changed since"
+    assert len(rng.ranges) == 2, "it has not changed since"
 
 
 def test_pods_that_go_together_wait_for_the_last_of_them() -> None:
@@ -128,7 +123,7 @@ def test_pods_that_go_together_wait_for_the_last_of_them() -> None:
 
 
 def test_a_pod_that_came_back_is_asked_again_after_a_wait_that_doubles() -> None:
-    memory, rng = DrainMemory("q"), Most()
+    memory, rng = DrainMemory("q"), HighestDraw()
     memory.note_return("a", 0.0, rng)
     assert memory.returns["a"].retry_at == 300.0
     memory.note_return("a", 50.0, rng)
@@ -141,7 +136,7 @@ def test_a_pod_that_came_back_is_asked_again_after_a_wait_that_doubles() -> None
         due.append(memory.returns["a"].retry_at)
     waits = [later - earlier for earlier, later in pairwise(due)]
     assert waits == [600.0, 1200.0, 2400.0, 3600.0, 3600.0, 3600.0]
-    assert {round(low / high, 9) for low, high in rng.bounds} == {0.7}
+    assert {round(low / high, 9) for low, high in rng.ranges} == {0.7}
 
 
 # -- lost evidence --------------------------------------------------------------------------------

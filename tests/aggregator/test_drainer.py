@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules,
 from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.state.drain_memory import DrainMemory
 from tests.aggregator.test_node_actions import Bench, made
+from tests.support.draws import HighestDraw
 from tests.support.present import present
 from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 from tests.support.waiting import until
@@ -40,14 +40,6 @@ DONE = HookAnswer(HookResult.DONE, "ok")
 LATER = HookAnswer(HookResult.LATER, "3 jobs run")
 FAILED = HookAnswer(HookResult.FAILED, "")
 INFINITE = float("inf")
-
-
-class Most(random.Random):
-    """Draws the upper bound."""
-
-    def uniform(self, a: float, b: float) -> float:
-        assert a < b
-        return b
 
 
 class Drain(Bench):
@@ -66,7 +58,7 @@ class Drain(Bench):
             hook_runner=SimpleNamespace(),  # type: ignore[arg-type]
             lanes=SimpleNamespace(drains=0),  # type: ignore[arg-type]
             waits=InTurn(),
-            rng=Most(),
+            rng=HighestDraw(),
         )
         self.memory = DrainMemory("q")
         self.evictions: Any = SimpleNamespace(
@@ -507,7 +499,9 @@ class Hooked(Bench):
         hook: Any = SimpleNamespace(call=self._answer)
         which = rules.pop("which", ("pre_evict", "post_release"))
         given = dict.fromkeys(which, hook)
-        self.made: Any = HookRunner(acts=self.acts, rules=HookRules(**given, **rules), rng=Most())
+        self.made: Any = HookRunner(
+            acts=self.acts, rules=HookRules(**given, **rules), rng=HighestDraw()
+        )
 
     async def _answer(self, values: dict[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         self.meanwhile()

@@ -1,7 +1,6 @@
 """The steps of a quarantine, called one by one: what each writes, holds and tells, and when not."""
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -42,18 +41,11 @@ from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, Uncord
 from aggregator.quarantine.reconcile.admission import AdmissionReconciler
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
+from tests.support.draws import HighestDraw
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, on
-
-
-class HighestDraw(random.Random):
-    """Draws the upper bound of each range: each pause is the longest."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
-
 
 LIMIT = Held("limits.concurrent", "1", "one is enough")
 EXEMPTED = {EXEMPT: "until 2100-01-01T00:00:00Z x"}

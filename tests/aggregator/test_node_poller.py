@@ -1,7 +1,6 @@
 """Which nodes are read now and then, in which order, and what a read makes of each: no replica."""
 
 import asyncio
-import random
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,6 +37,7 @@ from aggregator.quarantine.reconcile.poller import (
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
+from tests.support.draws import HighestDraw
 from tests.support.node_states import set_fields
 from tests.support.replica import component, hello, snapshot
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
@@ -59,14 +59,6 @@ def quarantine(phase: Phase, *, foreign: str = "") -> Quarantine:
     return Quarantine(
         "n1", "q", "1", spec, QuarantineStatus(phase=phase, node_uid="u1"), foreign=foreign
     )
-
-
-class Most(random.Random):
-    """Draws the upper bound."""
-
-    def uniform(self, a: float, b: float) -> float:
-        assert a < b
-        return b
 
 
 @dataclass
@@ -99,7 +91,7 @@ class Bench:
                     evaluate=lambda node_state: self.evaluated.append(node_state.node),
                 ),
             ),
-            rng=Most(),
+            rng=HighestDraw(),
         )
 
     def add_for_read(self, node_state: NodeState) -> None:

@@ -1,7 +1,6 @@
 """One webhook's sender in virtual time: each attempt's time, the counters, and the reports."""
 
 import asyncio
-import random
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +25,10 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.worker_thread import WorkerThread
+from tests.support.draws import HighestDraw
 from tests.support.present import of_type
 from tests.support.receiver import Hook, webhook_settings
+from tests.support.text_files import text_file
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
@@ -55,18 +56,6 @@ class InlineThread:
 
     def stop(self) -> None:
         """There is no thread to stop."""
-
-
-class HighestDraw(random.Random):
-    """Draws the highest of each range, and keeps the ranges."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.ranges: list[tuple[float, float]] = []
-
-    def uniform(self, a: float, b: float) -> float:
-        self.ranges.append((a, b))
-        return b
 
 
 class Answered:
@@ -109,8 +98,7 @@ class Bench:
         retry: Retry,
     ) -> None:
         assert loop_time() == START
-        secret = folder / "secret"
-        secret.write_text("s")
+        secret = text_file(folder / "secret", "s")
         self.wall = loop_time
         self.outbox = AlertOutbox(FileStore(folder / "outbox.db"))
         self.thread = InlineThread()

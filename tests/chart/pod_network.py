@@ -6,7 +6,6 @@ It is made inside the network of `python -m tests.chart.own_network`, and reache
 import subprocess
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 #: The bridge's own address: what listens on every address of this network is reached there.
@@ -29,12 +28,7 @@ class PodNetwork:
         _do(f"ip link set {_BRIDGE} up")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in list(self._made):
             self.remove(name)
         _do(f"ip link delete {_BRIDGE}")

@@ -19,7 +19,7 @@ import pytest
 
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.fake_tools import FakeTools
-from tests.agent.repair_node import TWO, Aggregator, attached, order_of
+from tests.agent.repair_node import REBOOT, RESET, TEST, TWO, Aggregator, attached, order_of
 from tests.controlplane.pki import Authority
 from tests.deploy import pod
 from tests.deploy.manifests import PROFILES, container, documents, find, pod_spec
@@ -34,11 +34,6 @@ pytestmark = [
     pytest.mark.skipif(bool(pod.missing()), reason=pod.missing() or "-"),
 ]
 
-RESET, REBOOT, TEST = (
-    pb.REPAIR_VERB_GPU_RESET,
-    pb.REPAIR_VERB_REBOOT,
-    pb.REPAIR_VERB_TEST,
-)
 AGENT = [sys.executable, "-m", "nodeagent.cli", "run", "--config", "/etc/sickbay/agent.toml"]
 FIO = Path("/usr/bin/fio")
 #: A site's own: the shipped profile "disk" with a megabyte, without a minute of load.

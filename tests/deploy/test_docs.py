@@ -24,7 +24,6 @@ from aggregator.cluster.port import (
     Taint,
 )
 from aggregator.config.settings import LimitsConfig as ConfigLimits
-from aggregator.events import EventKind
 from aggregator.quarantine.decide import node_marks
 from aggregator.quarantine.decide.admission import AdmissionBatch, FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record
@@ -43,13 +42,8 @@ def page(name: str) -> str:
     return (DOCS / name).read_text("utf-8")
 
 
-@pytest.mark.parametrize("kind", list(EventKind), ids=str)
-def test_each_alert_has_a_section_of_a_page_that_the_runbook_names(kind: EventKind) -> None:
-    assert f"\n## {kind.value}\n" in page("alert-kinds.md")
-    assert "](alert-kinds.md)" in page("runbook.md")
-
-
 def test_the_runbook_begins_with_each_alert_that_pages_by_default() -> None:
+    assert "](alert-kinds.md)" in page("runbook.md")
     table = page("runbook.md").partition("## You were paged for X")[2].partition("\n## ")[0]
     paging = {kind for kind, severity in SEVERITY.items() if severity != "info"}
     assert len(paging) > 20
@@ -130,23 +124,6 @@ def test_the_page_of_limits_has_every_one_with_its_default() -> None:
 
 
 PAGES = sorted(path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
-
-
-@pytest.mark.parametrize("name", PAGES, ids=str)
-def test_links_between_pages_lead_somewhere(name: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text("utf-8")):
-        file, _, heading = target.partition("#")
-        if ":" in file:  # another project's page
-            continue
-        there = (ROOT / name).parent / file if file else ROOT / name
-        assert there.exists(), target
-        assert not heading or heading in set(anchors(there)), target
-
-
-def anchors(path: Path) -> Iterator[str]:
-    """The anchors of a page's headings: in lower case, marks left out, spaces as hyphens."""
-    for heading in re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE):
-        yield re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def test_the_list_of_pages_has_every_page() -> None:

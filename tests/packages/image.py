@@ -5,7 +5,6 @@ import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -30,12 +29,7 @@ class Image:
         self.root = Path(output("buildah", "mount", self._container))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         output("buildah", "rm", self._container)
 
     def container(
@@ -75,12 +69,7 @@ class Container:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             subprocess.run([*self._runc, "kill", self._name, "KILL"], check=False)
             self.process.wait(30)

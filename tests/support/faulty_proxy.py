@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -25,6 +24,8 @@ from aiohttp import web
 
 from tests.controlplane.plane import ControlPlane
 from tests.support.pki import Authority
+from tests.support.tasks import end_tasks
+from tests.support.text_files import text_file
 
 _HOP = {"connection", "content-length", "transfer-encoding", "host", "keep-alive"}
 
@@ -103,12 +104,7 @@ class FaultyProxy:
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(300)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(300)
@@ -121,8 +117,7 @@ class FaultyProxy:
         cluster = config["clusters"][0]["cluster"]
         cluster["server"] = f"https://127.0.0.1:{self.port}"
         cluster["certificate-authority-data"] = authority
-        path = self.folder / "kubeconfig"
-        path.write_text(json.dumps(config))
+        path = text_file(self.folder / "kubeconfig", json.dumps(config))
         path.chmod(0o600)
         return path
 
@@ -167,9 +162,7 @@ class FaultyProxy:
         await asyncio.sleep(0)
         me = asyncio.current_task()
         while (left := asyncio.all_tasks() - {me}) or self._connections():
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await end_tasks(*left)
             self._abort_connections()
             await asyncio.sleep(0)
 

@@ -123,11 +123,11 @@ class World:
         self.operations = OperationShelf(self)
 
     @classmethod
-    def of(cls, *names: str) -> Self:
-        """A world with these nodes."""
+    def of(cls, *names: str, **changes: object) -> Self:
+        """A world with these nodes, each with these changes."""
         world = cls()
         for name in names:
-            world.add_node(name)
+            world.add_node(name, **changes)
         return world
 
     def tick(self) -> str:
