@@ -79,9 +79,14 @@ def pytest_collectstart() -> None:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Item | pytest.Collector] | None:
-    """Decorate each coroutine of tests in a module that is marked as ``decorated``."""
+    """Decorate each coroutine of tests in a module that is marked as ``decorated``.
+
+    Except one that is marked for asyncio's own loop.
+    """
     mark = collector.get_closest_marker("decorated")
     if mark is None or not name.startswith("test_") or not inspect.iscoroutinefunction(obj):
+        return None
+    if any(own.name == "asyncio" for own in getattr(obj, "pytestmark", ())):
         return None
     decorated = mark.kwargs["by"](obj)
     setattr(collector.obj, name, decorated)

@@ -15,6 +15,9 @@ from nodeagent.repair.permission import BeginPermission, NotPermitted, Permissio
 from nodeagent.repair.pod_resources import SOCKET
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.repair_node import (
+    REBOOT,
+    RESET,
+    TEST,
     TWO,
     Aggregator,
     RepairNode,
@@ -27,11 +30,8 @@ from tests.support.fake_aggregator import Attended
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
-RESET, REBOOT, TEST = (
-    pb.REPAIR_VERB_GPU_RESET,
-    pb.REPAIR_VERB_REBOOT,
-    pb.REPAIR_VERB_TEST,
-)
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 YES = PermissionReply(granted=True)
 OPERATION = Operation("op-1", Verb.REBOOT, "q-1", "boot-1", 0.0, 0.0)
 
@@ -81,7 +81,6 @@ class Line:
         return ""
 
 
-@in_virtual_time
 async def test_a_permission_counts_for_ten_seconds_from_the_request() -> None:
     line = Line()
     line.reply(4, YES)
@@ -94,7 +93,6 @@ async def test_a_permission_counts_for_ten_seconds_from_the_request() -> None:
         line.permission.check()
 
 
-@in_virtual_time
 async def test_a_suspended_machine_ages_a_permission() -> None:
     line = Line()
     line.reply(1, YES)
@@ -104,7 +102,6 @@ async def test_a_suspended_machine_ages_a_permission() -> None:
         line.permission.check()
 
 
-@in_virtual_time
 async def test_an_answer_during_a_suspension_is_too_old() -> None:
     line = Line()
     asyncio.get_running_loop().call_later(2, setattr, line.clock, "suspended", 60)
@@ -136,7 +133,6 @@ async def test_an_answer_during_a_suspension_is_too_old() -> None:
         ),
     ],
 )
-@in_virtual_time
 async def test_without_a_permission_in_time_nothing_begins(
     prepare: Callable[[Line], object], why: str, seconds: float
 ) -> None:
@@ -148,7 +144,6 @@ async def test_without_a_permission_in_time_nothing_begins(
     assert loop.time() - began == pytest.approx(seconds)
 
 
-@in_virtual_time
 async def test_a_permission_that_nobody_requested_permits_nothing() -> None:
     line = Line(up=False)
     line.permission.take_reply("op-1", YES)
@@ -158,7 +153,6 @@ async def test_a_permission_that_nobody_requested_permits_nothing() -> None:
         line.permission.check()
 
 
-@in_virtual_time
 async def test_the_end_of_an_earlier_stream_does_not_end_a_request_that_waits() -> None:
     line = Line(up=False)
     loop = asyncio.get_running_loop()
@@ -171,6 +165,7 @@ async def test_the_end_of_an_earlier_stream_does_not_end_a_request_that_waits() 
 # -- a real agent ---------------------------------------------------------------------------------
 
 
+@pytest.mark.asyncio
 async def test_each_kind_of_order_begins_after_its_permission_and_never_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +248,7 @@ def _acts(node: RepairNode) -> tuple[int, int, int]:
     return count("--gpu-reset"), count("reboot-now"), count("dcgmi")
 
 
+@pytest.mark.asyncio
 async def test_a_silent_aggregator_begins_nothing_and_its_late_answer_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +286,7 @@ def _process(proc: Path, pid: int, name: str, *, killed: bool = False) -> None:
     (folder / "status").write_text(f"Name:\t{name}\nSigPnd:\t{mask}\nShdPnd:\t{'0' * 16}\n")
 
 
+@pytest.mark.asyncio
 async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

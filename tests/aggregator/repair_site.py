@@ -118,8 +118,7 @@ class Site:
 
     async def drained_by_hand(self) -> None:
         """A person has node n1 drained, which has no evidence."""
-        self.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-        await self.replica.controller.parts.cluster_events.refresh_nodes()
+        await self.person_annotates("sickbay.dev/force", "drain fan 3")
         await self.settles(lambda: self.world.quarantines and self.quarantine().status.drained_at)
 
     async def settles(self, what: Any, within: float = 4 * TIMEOUT) -> None:
@@ -128,6 +127,21 @@ class Site:
             return bool(what())
 
         await soon(settled, within=within)
+
+    async def runs_until(self, what: Any, within: float = 4 * TIMEOUT) -> None:
+        """Start a process, and wait for this."""
+        self.start()
+        await self.settles(what, within)
+
+    async def ends_well(self, what: Any) -> None:
+        """It comes to this, and nothing was wrong on the way."""
+        await self.settles(what)
+        self.check()
+
+    async def person_annotates(self, key: str, value: str | None) -> None:
+        """A person annotates node n1, and the controller lists the nodes."""
+        self.world.person_annotates("n1", key, value)
+        await self.replica.controller.parts.cluster_events.refresh_nodes()
 
     def go_on(self) -> None:
         """The acts of others in the cluster meanwhile."""

@@ -40,11 +40,16 @@ async def polled_at(replica: Replica, name: str) -> None:
     )
 
 
-async def test_a_quarantine_whose_node_stays_away_ends_with_its_entry() -> None:
+async def drained_node() -> tuple[World, Turned, Replica]:
     world, clock = world_with_jobs(), Turned()
     replica = Replica(world, clock=clock)
     replica.agent("n1", ILL)
     await drained(world)
+    return world, clock, replica
+
+
+async def test_a_quarantine_whose_node_stays_away_ends_with_its_entry() -> None:
+    world, clock, replica = await drained_node()
     before = clock.time
     world.delete_node("n1")
     await until(lambda: absent(world, "n1") == before)
@@ -61,10 +66,7 @@ async def test_a_quarantine_whose_node_stays_away_ends_with_its_entry() -> None:
 
 
 async def test_the_time_of_absence_survives_a_restart() -> None:
-    world, clock = world_with_jobs(), Turned()
-    replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await drained(world)
+    world, clock, replica = await drained_node()
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
     await replica.stop()
@@ -84,8 +86,7 @@ async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_i
     for name in ("n1", "n2", "n3"):
         world.add_node(name)
     replica = Replica(world, clock=clock, settings=limited(1))  # type: ignore[arg-type]
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     replica.agent("n2", ILL)
     await until(lambda: replica.fleet.node_summaries["n2"].decision.hold)
     node = world.nodes["n1"]
@@ -108,9 +109,7 @@ async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_i
 
 
 async def test_one_made_by_hand_is_reported_and_neither_counted_nor_ended() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
-    world.add_node("n2")
+    world, clock = World.of("n1", "n2"), Turned()
     replica = Replica(world, clock=clock, settings=limited(1))  # type: ignore[arg-type]
     await until(lambda: not replica.fleet.view_lost)
     world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "smoke", "hall-2"))
@@ -128,10 +127,7 @@ async def test_one_made_by_hand_is_reported_and_neither_counted_nor_ended() -> N
 
 
 async def test_the_same_boot_that_comes_back_after_the_end_is_quarantined_anew() -> None:
-    world, clock = world_with_jobs(), Turned()
-    replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await drained(world)
+    world, clock, replica = await drained_node()
     boot = world.nodes["n1"].boot_id
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
@@ -147,10 +143,7 @@ async def test_the_same_boot_that_comes_back_after_the_end_is_quarantined_anew()
 
 async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> None:
     """No event has told of its return: the read before the end finds it."""
-    world, clock = world_with_jobs(), Turned()
-    replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await drained(world)
+    world, clock, replica = await drained_node()
     boot = world.nodes["n1"].boot_id
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
@@ -166,10 +159,7 @@ async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> No
 
 
 async def test_a_release_of_a_node_that_is_gone_is_carried_out() -> None:
-    world, clock = world_with_jobs(), Turned()
-    replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await drained(world)
+    world, _, replica = await drained_node()
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
     replica.agent("n1", snapshot())

@@ -33,8 +33,8 @@ from tests.aggregator.test_interruption import (
     check_released,
     drained,
     entries,
-    quarantined,
     reaches_released,
+    world_in_quarantine,
     world_with_jobs,
 )
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
@@ -48,6 +48,13 @@ def uninstall(world: World) -> None:
     """The uninstall of docs/install.md that leaves nodes: the definition goes, then the record."""
     world.person_removes_definition()
     world.record = RecordText("", world.tick())
+
+
+async def uninstalled() -> tuple[World, Turned]:
+    """A cluster with a node in quarantine, after the uninstall."""
+    world, clock = await world_in_quarantine()
+    uninstall(world)
+    return world, clock
 
 
 async def seen(replica: Replica) -> None:
@@ -102,9 +109,7 @@ async def test_a_reinstall_keeps_every_marked_node_in_quarantine() -> None:
 
 
 async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     world.person_applies_definition()
     replica = Replica(world, clock=clock)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
@@ -121,9 +126,7 @@ async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None
 
 
 async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     world.person_applies_definition()
     before, node = len(world.writes), world.nodes["n1"]
     replica = Replica(world, clock=clock, settings=replace(SETTINGS, mode=Action.OBSERVE))
@@ -201,9 +204,7 @@ async def test_a_definition_made_anew_brings_back_ours_and_those_made_by_hand(
 
 @pytest.mark.parametrize("did", ["", "nonsense", "[1]", '{"evidence": [["xid:79"]]}'])
 async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str) -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     world.person_annotates("n1", APPLIED, did)
     world.person_applies_definition()
     replica = Replica(world, clock=clock)
@@ -222,9 +223,7 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
 
 
 async def test_a_node_that_was_uncordoned_meanwhile_is_released() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     world.person_uncordons("n1")
     world.person_applies_definition()
     replica = Replica(world, clock=clock)
@@ -236,8 +235,7 @@ async def test_a_node_that_was_uncordoned_meanwhile_is_released() -> None:
 
 
 async def test_a_quarantine_taken_away_by_force_while_we_watch_is_a_persons_word() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     replica = Replica(world, clock=clock)
     await seen(replica)
     replica.agent("n1", ILL)
@@ -249,8 +247,7 @@ async def test_a_quarantine_taken_away_by_force_while_we_watch_is_a_persons_word
 
 async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_made_again() -> None:
     """The reread after a conflict comes sooner than the watch."""
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     replica = Replica(world, clock=clock)
     await seen(replica)
     replica.agent("n1", ILL)
@@ -278,8 +275,7 @@ async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_m
 
 async def test_a_quarantine_made_anew_while_the_old_one_s_marks_are_swept_keeps_them() -> None:
     """A person takes it away by force and makes another: the sweep reads the node before that."""
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
 
     def made_anew(call: str) -> ClusterError | None:
         if call == "read_quarantine" and removed and "n1" not in world.quarantines:
@@ -305,9 +301,7 @@ async def test_a_quarantine_made_anew_while_the_old_one_s_marks_are_swept_keeps_
 
 async def test_marks_that_go_while_they_are_adopted_leave_nothing_behind() -> None:
     """A person undid them after our read: objects that were made from it are taken back."""
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     world.person_applies_definition()
 
     def undone(call: str) -> ClusterError | None:
@@ -329,9 +323,7 @@ async def test_marks_that_go_while_they_are_adopted_leave_nothing_behind() -> No
 
 
 async def test_an_adoption_waits_for_a_record_that_fails() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     world.person_applies_definition()
     failing = True
 
@@ -350,9 +342,7 @@ async def test_an_adoption_waits_for_a_record_that_fails() -> None:
 
 async def test_the_marks_of_an_older_version_are_adopted_too() -> None:
     """Their marks have evidence without rules, and name no requester."""
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     data = json.loads(world.nodes["n1"].annotations[APPLIED])
     kept = {key: data[key] for key in ("quarantine", "incident", "unschedulable", "evidence")}
     world.person_annotates("n1", APPLIED, json.dumps(kept))
@@ -407,9 +397,7 @@ class LateAnswers(MemoryCluster):
 
 
 async def test_a_deletion_seen_before_the_answer_to_our_own_write_releases_the_node() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
+    world, clock = await uninstalled()
     world.person_applies_definition()
     cluster = LateAnswers(world)
     replica = Replica(world, clock=clock, cluster=cluster)

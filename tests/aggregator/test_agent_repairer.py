@@ -27,6 +27,8 @@ from tests.support.present import present
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 RESET = RepairOrder(
     "q-1-gpu-reset", "gpu-reset", "node-1", "uid", "boot-1", "q", "xid", 900, (GPU,)
@@ -113,7 +115,6 @@ def test_the_end_of_an_order_is_reported_once(state: OrderState) -> None:
     assert ended == ["node-1", "node-1"]
 
 
-@in_virtual_time
 async def test_the_end_of_an_order_of_an_earlier_process_is_reported_once_it_is_looked_at() -> None:
     bench, ended = Bench(), list[str]()
     bench.orders.note_ends(ended.append)
@@ -137,7 +138,6 @@ async def test_the_end_of_an_order_of_an_earlier_process_is_reported_once_it_is_
         ("other-boot", "in another boot than the order was for: no answer for 10 s"),
     ],
 )
-@in_virtual_time
 async def test_an_order_that_could_not_begin_just_then_says_nothing_about_its_repair(
     reason: str, words: str
 ) -> None:
@@ -171,7 +171,6 @@ async def test_an_order_that_could_not_begin_just_then_says_nothing_about_its_re
         (TEST, S.INCONCLUSIVE, A.INCONCLUSIVE),
     ],
 )
-@in_virtual_time
 async def test_each_state_has_its_answer(
     order: RepairOrder, state: OrderState, answer: AnswerState
 ) -> None:
@@ -185,7 +184,6 @@ async def test_each_state_has_its_answer(
     assert sent.profile == ("standard" if order is TEST else "")
 
 
-@in_virtual_time
 async def test_a_profile_that_the_node_lacks_or_a_verb_that_it_forbids_is_no_verdict() -> None:
     bench = Bench(S.SUCCEEDED)
     answer = await bench.repairer.order(replace(TEST, profile="other"), UNGUARDED)
@@ -196,7 +194,6 @@ async def test_a_profile_that_the_node_lacks_or_a_verb_that_it_forbids_is_no_ver
     assert bench.first.ordered == []
 
 
-@in_virtual_time
 async def test_a_test_is_cancelled_at_any_time_and_says_nothing_about_the_node() -> None:
     bench = Bench(S.RUNNING)
     await bench.repairer.order(TEST, UNGUARDED)
@@ -206,14 +203,12 @@ async def test_a_test_is_cancelled_at_any_time_and_says_nothing_about_the_node()
     assert (await bench.repairer.read_outcome(TEST)).state is A.INCONCLUSIVE
 
 
-@in_virtual_time
 async def test_a_running_test_is_waited_for() -> None:
     bench = Bench(S.RUNNING)
     await bench.repairer.order(TEST, UNGUARDED)
     assert (await bench.repairer.read_outcome(TEST)).state is A.TAKEN
 
 
-@in_virtual_time
 async def test_what_a_test_has_measured_goes_into_the_details_and_is_bounded() -> None:
     bench = Bench()
     many = tuple(Measured("m" * 100, f"GPU-{number}", 1.5, "GB/s") for number in range(1000))
@@ -253,7 +248,6 @@ def test_evidence_beyond_the_contracts_bound_is_left_out() -> None:
     assert reported_by_agent("\u00e9" * (MAX_EVIDENCE_BYTES // 2 + 1)).evidence == ""
 
 
-@in_virtual_time
 async def test_the_evidence_of_an_order_is_kept_over_the_end_of_the_stream_and_of_the_attempt() -> (
     None
 ):
@@ -297,7 +291,6 @@ def test_agents_can_not_fill_the_memory_with_evidence() -> None:
     assert kept == list(range(36, 100))
 
 
-@in_virtual_time
 async def test_an_order_to_no_stream_is_certainly_not_sent() -> None:
     bench = Bench()
     bench.ends()
@@ -310,7 +303,6 @@ async def test_an_order_to_no_stream_is_certainly_not_sent() -> None:
     assert bench.first.ordered == []
 
 
-@in_virtual_time
 async def test_a_stream_that_ends_before_the_answer_leaves_the_doubt_and_it_is_sent_again() -> None:
     bench = Bench()
     waiting = asyncio.create_task(bench.repairer.order(RESET, UNGUARDED))
@@ -322,7 +314,6 @@ async def test_a_stream_that_ends_before_the_answer_leaves_the_doubt_and_it_is_s
     assert [one.operation for one in bench.stream.ordered] == [RESET.operation]
 
 
-@in_virtual_time
 async def test_a_stream_that_is_replaced_before_the_answer_leaves_the_doubt() -> None:
     bench = Bench()
     waiting = asyncio.create_task(bench.repairer.order(RESET, UNGUARDED))
@@ -332,12 +323,10 @@ async def test_a_stream_that_is_replaced_before_the_answer_leaves_the_doubt() ->
     assert (await waiting).state is A.UNSURE
 
 
-@in_virtual_time
 async def test_an_agent_that_does_not_answer_leaves_the_doubt() -> None:
     assert (await Bench().repairer.order(RESET, UNGUARDED)).state is A.UNSURE
 
 
-@in_virtual_time
 async def test_a_result_that_comes_later_is_kept_until_the_end_is_durable() -> None:
     bench = Bench(S.ACCEPTED)
     assert (await bench.repairer.order(RESET, UNGUARDED)).state is A.TAKEN
@@ -355,7 +344,6 @@ async def test_a_result_that_comes_later_is_kept_until_the_end_is_durable() -> N
     assert again.taken == [RESET.operation] * 2, "the agent may not have read the first"
 
 
-@in_virtual_time
 async def test_a_result_of_an_attempt_that_has_ended_is_acknowledged_when_it_comes() -> None:
     bench = Bench(S.ACCEPTED)
     await bench.repairer.order(RESET, UNGUARDED)
@@ -367,7 +355,6 @@ async def test_a_result_of_an_attempt_that_has_ended_is_acknowledged_when_it_com
     assert bench.first.taken == [RESET.operation]
 
 
-@in_virtual_time
 async def test_results_of_earlier_operations_are_acknowledged_with_the_next_order() -> None:
     """Another process has written their ends, or a person has released the node."""
     bench = Bench(S.ACCEPTED)
@@ -376,7 +363,6 @@ async def test_results_of_earlier_operations_are_acknowledged_with_the_next_orde
     assert bench.first.taken == ["earlier"]
 
 
-@in_virtual_time
 async def test_an_end_is_not_taken_back_by_a_state_that_was_late() -> None:
     bench = Bench()
     for state in (S.SUCCEEDED, S.RUNNING):
@@ -388,7 +374,6 @@ async def test_an_end_is_not_taken_back_by_a_state_that_was_late() -> None:
     assert (await bench.repairer.read_outcome(REBOOT)).state is A.DONE
 
 
-@in_virtual_time
 async def test_a_reboot_under_way_waits_for_the_node_and_a_reset_for_the_agent() -> None:
     bench = Bench(S.RUNNING)
     assert (await bench.repairer.order(REBOOT, UNGUARDED)).state is A.TAKEN
@@ -406,7 +391,6 @@ async def test_a_reboot_under_way_waits_for_the_node_and_a_reset_for_the_agent()
         (replace(REBOOT, boot_id=""), BOTH, "does not report the node's boot id"),
     ],
 )
-@in_virtual_time
 async def test_what_no_agent_could_carry_out_fails_and_is_not_sent(
     order: RepairOrder, verbs: tuple[str, ...], words: str
 ) -> None:
@@ -418,7 +402,6 @@ async def test_what_no_agent_could_carry_out_fails_and_is_not_sent(
     assert bench.first.ordered == []
 
 
-@in_virtual_time
 async def test_a_verb_that_is_not_allowed_any_more_says_nothing_of_an_order_that_was_sent() -> None:
     bench = Bench()
     assert (await bench.repairer.order(RESET, UNGUARDED)).state is A.UNSURE
@@ -435,7 +418,6 @@ async def test_a_verb_that_is_not_allowed_any_more_says_nothing_of_an_order_that
         ("of-a-newer-agent", "of-a-newer-agent: python3 (pid 7)"),
     ],
 )
-@in_virtual_time
 async def test_a_refusal_is_in_words_for_people(reason: str, words: str) -> None:
     bench = Bench(S.REFUSED, reason=reason, message="python3 (pid 7)")
     answer = await bench.repairer.order(RESET, UNGUARDED)
@@ -446,7 +428,6 @@ async def test_a_refusal_is_in_words_for_people(reason: str, words: str) -> None
 @pytest.mark.parametrize(
     ("states", "back"), [((S.REFUSED,), True), ((S.RUNNING, S.SUCCEEDED), False), ((), False)]
 )
-@in_virtual_time
 async def test_only_what_has_not_begun_is_taken_back(
     states: tuple[OrderState, ...], *, back: bool
 ) -> None:
@@ -457,7 +438,6 @@ async def test_only_what_has_not_begun_is_taken_back(
     assert await bench.repairer.cancel(replace(RESET, operation="another")) is False
 
 
-@in_virtual_time
 async def test_what_is_kept_of_a_node_is_bounded() -> None:
     bench = Bench()
     for number in range(1000):
@@ -487,6 +467,7 @@ async def greeted(agent: Agent, *, boottime_ms: int, verbs: list[int]) -> None:
     await agent.expect("ack")
 
 
+@pytest.mark.asyncio
 async def test_an_order_goes_by_the_nodes_own_stream_with_a_deadline_of_its_clock(
     plain: Site,
 ) -> None:
@@ -524,12 +505,14 @@ async def test_an_order_goes_by_the_nodes_own_stream_with_a_deadline_of_its_cloc
     assert (await repairer.order(replace(RESET, operation="q-3"), UNGUARDED)).state is A.NOT_SENT
 
 
+@pytest.mark.asyncio
 async def test_an_agent_that_does_not_tell_its_clock_gets_no_order(plain: Site) -> None:
     async with plain.agent() as agent:
         await greeted(agent, boottime_ms=0, verbs=[pb.REPAIR_VERB_GPU_RESET])
         assert (await AgentRepairer(plain.server.orders).order(RESET, UNGUARDED)).state is A.FAILED
 
 
+@pytest.mark.asyncio
 async def test_a_result_counts_for_the_node_of_its_stream_alone(plain: Site) -> None:
     async with plain.agent("node-2") as agent:
         await greeted(agent, boottime_ms=5_000, verbs=[])

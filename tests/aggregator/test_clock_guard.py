@@ -25,10 +25,12 @@ from tests.aggregator.test_drain_hooks import PlayedHook
 from tests.controlplane.waiting import wait_until
 from tests.support import virtual_time
 from tests.support.drains import ILL, begun, drained, status, world_with
-from tests.support.memory_cluster import World, phase_of
+from tests.support.memory_cluster import World
 from tests.support.replica import OPEN, SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -167,7 +169,6 @@ class Wall:
         return asyncio.get_running_loop().time() + self.ahead
 
 
-@virtual_time.in_virtual_time
 async def test_no_pod_is_evicted_or_deleted_early_by_a_clock_that_jumps_ahead() -> None:
     wall, world = Wall(), world_with("a")
     world.add_pod("n1", "waiting", namespace="quiet")
@@ -188,7 +189,6 @@ async def test_no_pod_is_evicted_or_deleted_early_by_a_clock_that_jumps_ahead() 
     assert (world.forced, world.evicted) == (["uid-a"], ["uid-waiting"])  # as ever
 
 
-@virtual_time.in_virtual_time
 async def test_a_drain_that_begins_while_the_clock_is_set_back_is_not_over_early() -> None:
     wall, world = Wall(), world_with("a")
     world.budget_blocks.add("uid-a")
@@ -198,14 +198,12 @@ async def test_a_drain_that_begins_while_the_clock_is_set_back_is_not_over_early
     await asyncio.sleep(10)
     wall.ahead -= DAY
     await asyncio.sleep(10)
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    await replica.agent_brings("n1", ILL, Phase.DRAINING)
     wall.ahead += DAY
     await asyncio.sleep(HOUR / 2)
     assert world.forced == []
 
 
-@virtual_time.in_virtual_time
 async def test_a_hook_is_given_its_whole_time_when_the_clock_jumps_ahead() -> None:
     wall, world = Wall(), world_with("a")
     hook = PlayedHook(world, [HookAnswer(HookResult.LATER, "3 jobs run")])
@@ -218,7 +216,6 @@ async def test_a_hook_is_given_its_whole_time_when_the_clock_jumps_ahead() -> No
     assert status(world).pre_evict.state is HookState.RUNNING
 
 
-@virtual_time.in_virtual_time
 async def test_an_exemption_does_not_end_by_a_clock_that_jumps_ahead() -> None:
     wall, world = Wall(), world_with("a")
     world.person_annotates("n1", EXEMPT, exemption(wall() + DAY, "firmware test"))
@@ -234,7 +231,6 @@ async def test_an_exemption_does_not_end_by_a_clock_that_jumps_ahead() -> None:
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-@virtual_time.in_virtual_time
 async def test_a_clock_that_jumps_makes_no_room_in_the_window_of_admissions(jump: float) -> None:
     world, wall = World(), Wall()
     for number in range(6):
@@ -257,7 +253,6 @@ async def test_a_clock_that_jumps_makes_no_room_in_the_window_of_admissions(jump
     assert len(world.quarantines) == 4  # the window is over, by both clocks
 
 
-@virtual_time.in_virtual_time
 async def test_releases_go_on_while_the_clock_is_doubted_and_what_is_remembered_of_them_stays() -> (
     None
 ):

@@ -23,16 +23,11 @@ from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER, ClusterEventHandler
 from aggregator.quarantine.reconcile.node_rounds import _is_absent, _is_schedulable
 from aggregator.quarantine.state.node import NodeState
+from tests.aggregator.test_forgotten_names import NotAll
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import part_with, set_fields
 from tests.support.replica import Replica, Turned
 from tests.support.virtual_time import VirtualTimeLoop, play, played_by
-
-
-class NotAll(MemoryCluster):
-    """A cluster whose list lacks nodes."""
-
-    lists_all = False
 
 
 def quarantine(**status: Any) -> Quarantine:

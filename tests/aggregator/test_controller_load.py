@@ -42,10 +42,11 @@ from tests.support.virtual_replica import LoopClock, Running
 from tests.support.virtual_time import loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
+
 ILL = snapshot(fault())
 
 
-@virtual_time.in_virtual_time
 async def test_proposals_that_are_held_cost_no_request_however_many_and_however_long() -> None:
     world, calls = World(), Counter[str]()
     for number in range(300):
@@ -123,7 +124,6 @@ class SlowList(MemoryCluster):
         return found
 
 
-@virtual_time.in_virtual_time
 async def test_a_start_lists_the_nodes_once_however_long_that_takes() -> None:
     world = World.of("n1")
     cluster = SlowList(world)
@@ -133,10 +133,8 @@ async def test_a_start_lists_the_nodes_once_however_long_that_takes() -> None:
     assert cluster.asked["list_nodes"] == 1
 
 
-@virtual_time.in_virtual_time
 async def test_a_cluster_that_refuses_for_hours_is_asked_on_and_the_node_is_seen_to_then() -> None:
-    world, refusing, asked = World(), True, 0
-    world.add_node("n1")
+    world, refusing, asked = World.of("n1"), True, 0
 
     def fails(call: str) -> ClusterError | None:
         nonlocal asked
@@ -164,7 +162,6 @@ async def test_a_cluster_that_refuses_for_hours_is_asked_on_and_the_node_is_seen
     "error",
     [Refused("exceeded quota", status=403), Unreachable("failed calling webhook", status=500)],
 )
-@virtual_time.in_virtual_time
 async def test_a_quarantine_that_is_refused_is_an_event_and_leaves_its_place_to_others(
     error: ClusterError,
 ) -> None:
@@ -187,7 +184,6 @@ async def test_a_quarantine_that_is_refused_is_an_event_and_leaves_its_place_to_
     assert phase_of(world, "n2") is Phase.DRAINED
 
 
-@virtual_time.in_virtual_time
 async def test_a_check_that_flaps_is_not_written_each_time() -> None:
     world = World.of("n1")
     replica = Replica(world, clock=Running())
@@ -207,7 +203,6 @@ async def test_a_check_that_flaps_is_not_written_each_time() -> None:
     assert world.writes[written:] == []
 
 
-@virtual_time.in_virtual_time
 async def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
     world = World.of("stays", "ill")
     replica = await Replica(world, clock=Running()).ready()
@@ -275,7 +270,6 @@ def counting(replica: Replica) -> Counter[str]:
     return steps
 
 
-@virtual_time.in_virtual_time
 async def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> None:
     world = World()
     for number in range(60):
@@ -302,7 +296,6 @@ async def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news(
     assert evaluated["n59"] == 1
 
 
-@virtual_time.in_virtual_time
 async def test_a_burst_of_deltas_about_a_node_is_one_evaluation() -> None:
     world = World.of("n0")
     replica = await Replica(world, clock=Running()).ready()
@@ -324,7 +317,6 @@ async def test_a_burst_of_deltas_about_a_node_is_one_evaluation() -> None:
     assert len([one for one in health.components.all() if one.check == "disk"]) == 10
 
 
-@virtual_time.in_virtual_time
 async def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_all() -> None:
     world = World()
     for number in range(5):

@@ -9,6 +9,8 @@ from aggregator.composition.event_bus import EventBus
 from aggregator.events import EventKind, Transition
 from tests.support.virtual_time import in_virtual_time, loop_time
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 
 class Heard:
     """An event sink that remembers each event and its time."""
@@ -31,7 +33,6 @@ def happened(node: str) -> Transition:
     return Transition(at=1.0, kind=EventKind.CORDONED, node=node, summary=f"{node}: cordoned")
 
 
-@in_virtual_time
 async def test_a_single_transition_is_told_within_a_tenth_of_a_second() -> None:
     heard = Heard()
     begun = loop_time()
@@ -42,7 +43,6 @@ async def test_a_single_transition_is_told_within_a_tenth_of_a_second() -> None:
     assert heard.told[0][0] - begun < 0.1
 
 
-@in_virtual_time
 async def test_a_storm_is_told_behind_it_and_in_order() -> None:
     heard = Heard()
     ledgers = EventBus([heard])
@@ -56,7 +56,6 @@ async def test_a_storm_is_told_behind_it_and_in_order() -> None:
     assert heard.told[-1][0] - over < 0.3
 
 
-@in_virtual_time
 async def test_a_storm_without_an_end_delays_nothing_for_more_than_two_seconds() -> None:
     heard = Heard()
     ledgers = EventBus([heard])
@@ -70,7 +69,6 @@ async def test_a_storm_without_an_end_delays_nothing_for_more_than_two_seconds()
     assert max(at - came[node] for at, node in heard.told) < 2.2
 
 
-@in_virtual_time
 async def test_what_is_left_is_told_at_the_end() -> None:
     heard = Heard()
     ledgers = EventBus([heard])
@@ -80,7 +78,6 @@ async def test_what_is_left_is_told_at_the_end() -> None:
     assert heard.nodes == [f"n{number}" for number in range(100)]
 
 
-@in_virtual_time
 async def test_a_ledger_that_fails_holds_up_nothing_that_comes_after() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     heard = Heard(deaf_to="n1")

@@ -55,18 +55,12 @@ class Noting(MemoryCluster):
         ]
 
 
-def one_node(**changes: object) -> World:
-    world = World()
-    world.add_node("n1", **changes)
-    return world
-
-
 def in_quarantine(world: World, name: str = "n1") -> bool:
     return phase_of(world, name) is Phase.DRAINED
 
 
 async def test_a_quarantine_and_one_patch_are_all_requests_until_the_taint() -> None:
-    world = one_node(labels={"pool": "a"}, annotations={"keep": "me"})
+    world = World.of("n1", labels={"pool": "a"}, annotations={"keep": "me"})
     cluster = Noting(world)
     replica = Replica(world, clock=Running(), cluster=cluster)
     replica.agent("n1", ILL)
@@ -76,7 +70,7 @@ async def test_a_quarantine_and_one_patch_are_all_requests_until_the_taint() -> 
 
 
 async def test_the_taints_of_a_pool_are_learned_from_its_first_node() -> None:
-    world = one_node(taints=(THEIRS,))
+    world = World.of("n1", taints=(THEIRS,))
     world.add_node("n2", taints=(THEIRS,))
     for number in range(3, 40):  # no limit is about these two
         world.add_node(f"n{number}")
@@ -122,7 +116,7 @@ def set_during(
     ids=["taint", "cordon", "label", "release"],
 )
 async def test_what_others_write_between_is_seen_and_stays(call: str, change: Change) -> None:
-    world = one_node()
+    world = World.of("n1")
     fails, done = set_during(world, call, change)
     cluster = Noting(world, fails)
     replica = Replica(world, clock=Running(), cluster=cluster)
@@ -135,7 +129,7 @@ async def test_what_others_write_between_is_seen_and_stays(call: str, change: Ch
     assert {TAINT} <= {one.key for one in node.taints}
     world.person_deletes("n1")
     await soon(lambda: not world.quarantines)
-    after, plain = world.nodes["n1"], one_node().nodes["n1"]
+    after, plain = world.nodes["n1"], World.of("n1").nodes["n1"]
     assert after.taints == change(plain).taints
     assert after.unschedulable == change(plain).unschedulable
     assert after.labels == change(plain).labels
@@ -143,7 +137,7 @@ async def test_what_others_write_between_is_seen_and_stays(call: str, change: Ch
 
 @pytest.mark.parametrize("call", ["write_record", "create_quarantine", "patch_node"])
 async def test_a_node_that_another_party_has_taken_meanwhile_is_not_marked(call: str) -> None:
-    world = one_node()
+    world = World.of("n1")
     fails, done = set_during(world, call, lambda node: replace(node, taints=(SHUT_DOWN,)))
     replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
     replica.agent("n1", ILL)
@@ -157,7 +151,7 @@ async def test_a_node_that_another_party_has_taken_meanwhile_is_not_marked(call:
 
 async def test_a_failed_withdrawal_leaves_a_quarantine_that_ends_by_itself() -> None:
     """The object is Releasing before it goes, so that the next try is the ordinary undo."""
-    world = one_node()
+    world = World.of("n1")
     refused: list[str] = []
     taken, done = set_during(
         world, "create_quarantine", lambda node: replace(node, taints=(SHUT_DOWN,))
@@ -183,7 +177,7 @@ async def test_a_failed_withdrawal_leaves_a_quarantine_that_ends_by_itself() -> 
 
 
 async def test_a_node_that_was_replaced_meanwhile_is_not_marked_for_the_older_one() -> None:
-    world = one_node()
+    world = World.of("n1")
     done: list[str] = []
 
     def fails(name: str) -> ClusterError | None:
@@ -205,7 +199,7 @@ async def test_a_node_that_was_replaced_meanwhile_is_not_marked_for_the_older_on
 
 async def test_a_repeated_quarantine_reads_the_node() -> None:
     """Our own release is newer than the list of nodes."""
-    world = one_node()
+    world = World.of("n1")
     replica = Replica(world, clock=Running())
     replica.agent("n1", ILL)
     await soon(lambda: in_quarantine(world))
@@ -225,7 +219,7 @@ def test_a_death_at_any_call_and_another_hand_leave_nothing_undone(
     """A process dies; another client changes the node; the next process finishes or withdraws."""
 
     async def main() -> None:
-        world = one_node()
+        world = World.of("n1")
         first = MemoryCluster(world, crash_at=crash_at, after=after)
         replica = Replica(world, clock=Running(), cluster=first)
         replica.agent("n1", ILL)

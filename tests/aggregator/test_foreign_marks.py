@@ -15,7 +15,7 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.node_marks import cordon_change, read_applied, undo_change
 from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.aggregator.test_planner import SPEC
-from tests.support.memory_cluster import World, phase_of
+from tests.support.memory_cluster import World
 from tests.support.replica import Replica, Turned, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time, loop_time
@@ -35,8 +35,7 @@ THEIRS = {
 
 async def quarantined(world: World, clock: Turned) -> Replica:
     replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     return replica
 
 
@@ -52,8 +51,7 @@ async def released(world: World, replica: Replica) -> None:
 async def test_a_taint_of_our_key_that_was_there_before_is_there_again_after_the_release(
     theirs: Taint,
 ) -> None:
-    world = World()
-    world.add_node("n1", taints=(theirs, OTHER), labels={LABEL: "hold"}, annotations={CODES: "x"})
+    world = World.of("n1", taints=(theirs, OTHER), labels={LABEL: "hold"}, annotations={CODES: "x"})
     replica = await quarantined(world, Turned())
     node = world.nodes["n1"]
     assert Taint(TAINT, "gpu", "NoSchedule") in node.taints
@@ -117,8 +115,7 @@ async def test_a_taint_of_our_key_on_a_node_that_we_never_marked_is_never_taken_
 
 @pytest.mark.parametrize("theirs", [None, *THEIRS.values()], ids=[None, *THEIRS])
 def test_marking_twice_remembers_what_was_there_before_the_first(theirs: Taint | None) -> None:
-    world = World()
-    world.add_node("n1", taints=() if theirs is None else (theirs,), labels={LABEL: "hold"})
+    world = World.of("n1", taints=() if theirs is None else (theirs,), labels={LABEL: "hold"})
     before = node = world.nodes["n1"]
     quarantine = Quarantine("n1", "q", "1", SPEC, QuarantineStatus())
     for _ in range(2):

@@ -82,17 +82,22 @@ async def _quarantined(agent: PlayedAgent, replica: Replica, world: World) -> No
     await soon(lambda: phase_of(world, agent.node) is Phase.CORDONED)
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["agent stays", "agent restarts"])
-async def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_in_the_end(
-    *, restarts: bool
-) -> None:
-    world = World()
-    world.add_node("n1", boot_id="boot-1")
+async def _reported_well() -> tuple[World, Replica, PlayedAgent]:
+    """A node in quarantine, whose agent reports that it is well."""
+    world = World.of("n1", boot_id="boot-1")
     first = Replica(world, clock=Running())
     agent = PlayedAgent("n1")
     await _quarantined(agent, first, world)
     agent.observe(Status.OK)
     agent.report(first)
+    return world, first, agent
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["agent stays", "agent restarts"])
+async def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_in_the_end(
+    *, restarts: bool
+) -> None:
+    world, first, agent = await _reported_well()
     await later(30)
     assert phase_of(world, "n1") is Phase.CORDONED  # it has not been well for long enough
     await first.stop()
@@ -107,13 +112,7 @@ async def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_i
 
 async def test_a_delta_that_nobody_acknowledged_is_told_again_to_the_next_controller() -> None:
     """The one before had received it, and died before it was durable."""
-    world = World()
-    world.add_node("n1", boot_id="boot-1")
-    first = Replica(world, clock=Running())
-    agent = PlayedAgent("n1")
-    await _quarantined(agent, first, world)
-    agent.observe(Status.OK)
-    agent.report(first)
+    world, first, agent = await _reported_well()
     agent.unmount()
     agent.latch.delta(_now())  # sent, and the controller stops before it reads it
     await first.stop()
@@ -123,13 +122,7 @@ async def test_a_delta_that_nobody_acknowledged_is_told_again_to_the_next_contro
 
 
 async def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine() -> None:
-    world = World()
-    world.add_node("n1", boot_id="boot-1")
-    first = Replica(world, clock=Running())
-    agent = PlayedAgent("n1")
-    await _quarantined(agent, first, world)
-    agent.observe(Status.OK)
-    agent.report(first)
+    world, first, agent = await _reported_well()
     await first.stop()
     agent.unmount()
     agent.observe(Status.FAILED)
@@ -145,8 +138,7 @@ async def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine
 
 @pytest.mark.parametrize("how", ["replaced", "named"])
 async def test_a_gpu_that_was_replaced_or_got_a_name_in_a_boot_releases_its_node(how: str) -> None:
-    world = World()
-    world.add_node("n1", boot_id="boot-1")
+    world = World.of("n1", boot_id="boot-1")
     replica = Replica(world, clock=Running())
     agent = PlayedAgent("n1")
     missing = Observation("gpu-inventory", "GPU-old", Status.FAILED, "missing")

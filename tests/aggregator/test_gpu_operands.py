@@ -164,8 +164,7 @@ async def test_the_reset_is_ordered_when_the_operands_are_gone_and_they_run_agai
     None
 ):
     site = GpuSite()
-    site.start()
-    await site.settles(lambda: site.repaired)
+    await site.runs_until(lambda: site.repaired)
     assert site.held_at_order == [[]]
     assert {site.labels[key] for key in DAEMON_SETS} == {PAUSED}
     assert site.labels["nvidia.com/gpu.deploy.dcgm-exporter"] == "false"
@@ -177,8 +176,7 @@ async def test_the_reset_is_ordered_when_the_operands_are_gone_and_they_run_agai
 
 async def test_while_the_operands_go_their_pods_are_named() -> None:
     site = GpuSite(stays=True)
-    site.start()
-    await site.settles(
+    await site.runs_until(
         lambda: (
             site.world.quarantines
             and (repair := site.quarantine().status.repair)
@@ -193,8 +191,7 @@ async def test_while_the_operands_go_their_pods_are_named() -> None:
 
 async def test_without_the_setting_no_label_is_touched() -> None:
     site = GpuSite(pauses=False)
-    site.start()
-    await site.settles(lambda: site.repaired)
+    await site.runs_until(lambda: site.repaired)
     assert site.are_labels_restored()
     assert site.held_at_order[0] != []
 
@@ -202,8 +199,7 @@ async def test_without_the_setting_no_label_is_touched() -> None:
 async def test_in_mode_observe_no_label_is_touched() -> None:
     site = GpuSite()
     site.mode = RepairMode.OBSERVE
-    site.start()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.runs_until(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await later(600)
     assert site.are_labels_restored()
 
@@ -216,8 +212,7 @@ async def test_the_operands_run_again_at_every_end(end: str) -> None:
     if end == "refused":
         site.shop.answer = RepairAnswer(AnswerState.FAILED, "a GPU is in use")
     site.shop.cancels = True
-    site.start()
-    await site.settles(lambda: site.world.quarantines and PAUSED in site.labels.values())
+    await site.runs_until(lambda: site.world.quarantines and PAUSED in site.labels.values())
     if end != "cancelled before":
         await site.settles(lambda: site.repaired)
     if end == "failed":
@@ -236,14 +231,12 @@ async def test_the_operands_run_again_though_a_restart_has_lost_their_setting(lo
     """Else the GPUs that are missing with them would hold the node's release."""
     site = GpuSite()
     site.shop.look = RepairAnswer(AnswerState.TAKEN)
-    site.start()
-    await site.settles(lambda: site.repaired)
+    await site.runs_until(lambda: site.repaired)
     assert PAUSED in site.labels.values()
     await site.replica.stop()
     site.pauses, site.has_reset = False, lost != "the repairer"
     site.shop.look = RepairAnswer(AnswerState.FAILED, "Unknown Error")
-    site.start()
-    await site.settles(site.are_labels_restored)
+    await site.runs_until(site.are_labels_restored)
     assert site.world.quarantines
 
 

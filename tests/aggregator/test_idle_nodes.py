@@ -50,8 +50,7 @@ CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}
 
 async def test_an_idle_node_is_tested_and_again_when_its_verdict_is_old() -> None:
     site = IdleNodes()
-    site.start()
-    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.runs_until(lambda: site.condition() == ("True", "TestPassed"))
     [order] = site.program.orders
     assert (order.idle_class, order.tolerates, order.profile) == ("sickbay-idle-test", "", "quick")
     assert site.kinds() == ["repair.ordered", "repair.ended"]
@@ -105,8 +104,7 @@ class SlowIdleNodes(IdleNodes):
 async def test_a_process_outside_of_the_cluster_keeps_a_test_away() -> None:
     site, agent = IdleNodes(), GpuReports("slurmstepd (pid 7) has /dev/nvidia0 open")
     site.gpu_use = agent.requests
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
+    await site.runs_until(lambda: site.last_test().get("state") == "Inconclusive")
     text = "a GPU of the node is in use: slurmstepd (pid 7) has /dev/nvidia0 open"
     assert site.last_test()["message"] == text
     assert site.program.orders == []
@@ -119,8 +117,7 @@ async def test_a_process_outside_of_the_cluster_keeps_a_test_away() -> None:
 async def test_a_pod_of_a_sites_own_node_owners_is_no_work_at_any_check() -> None:
     site = SlowIdleNodes()
     site.world.add_pod("n1", "driver", owner_kind="AdvancedDaemonSet")
-    site.start()
-    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.runs_until(lambda: site.condition() == ("True", "TestPassed"))
 
 
 async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits() -> None:
@@ -161,8 +158,7 @@ async def test_a_test_without_a_verdict_keeps_the_standing_and_is_tried_after_gr
 ):
     site = IdleNodes(verdicts=(PASSED, NOTHING))
     site.pause = 900.0
-    site.start()
-    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.runs_until(lambda: site.condition() == ("True", "TestPassed"))
     before = site.world.test_conditions["n1"]
     await later(6 * HOUR)
     await site.settles(lambda: site.last_test().get("inconclusive", 0) == 2, within=3 * HOUR)
@@ -182,8 +178,7 @@ async def test_a_pod_that_waits_behind_work_is_taken_back() -> None:
     waits = RepairAnswer(AnswerState.TAKEN, "Unschedulable: Insufficient nvidia.com/gpu")
     site = IdleNodes(verdicts=(waits,))
     site.timeout = 4 * HOUR
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Inconclusive", within=HOUR)
+    await site.runs_until(lambda: site.last_test().get("state") == "Inconclusive", within=HOUR)
     assert "Insufficient nvidia.com/gpu" in site.last_test()["message"]
     assert site.program.cancelled == site.program.operations
     assert parse_record(site.world.record.text).node_tests == {}
@@ -196,8 +191,7 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
 ) -> None:
     """``died``: the process that went before had made what comes in its place, and no more."""
     site = IdleNodes(verdicts=(FAILED, PASSED))
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     before, shelf = site.last_test(), site.world.operations
     for number in (2, 3):
         name = site.last_test()["operation"]
@@ -220,8 +214,7 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
 
 async def test_a_failure_is_not_forgotten_while_the_nodes_can_not_be_listed() -> None:
     site = IdleNodes(verdicts=(FAILED,))
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     await site.replica.stop()
     site.names = ()  # no agent has attached yet
 
@@ -238,8 +231,7 @@ async def test_a_failure_is_not_forgotten_while_the_nodes_can_not_be_listed() ->
 
 async def test_an_earlier_test_that_a_person_deletes_is_gone_at_once() -> None:
     site = IdleNodes()
-    site.start()
-    await site.settles(lambda: site.last_test().get("number") == 2, within=9 * HOUR)
+    await site.runs_until(lambda: site.last_test().get("number") == 2, within=9 * HOUR)
     await later(60)
     site.world.operations.person_deletes(own_test(1))
     await site.replica.answer_requests()
@@ -252,8 +244,7 @@ async def test_two_installations_count_their_own_tests_of_a_node() -> None:
     site.start(MemoryCluster(site.world, installation="staging"))
     await site.settles(lambda: site.evidence() == ["active-test:failed"])
     await site.replica.stop()
-    site.start()
-    await site.settles(lambda: len(site.program.operations) == 2)
+    await site.runs_until(lambda: len(site.program.operations) == 2)
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     theirs, ours = site.world.operations.by_name.values()
     assert (theirs.spec.installation, ours.spec.installation) == ("staging", "sickbay")
@@ -267,8 +258,7 @@ async def test_two_installations_count_their_own_tests_of_a_node() -> None:
 
 async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
     site = IdleNodes(verdicts=(FAILED, NOTHING, PASSED))
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     assert site.condition() == ("False", "TestFailed")
     await later(5 * HOUR)
     assert len(site.program.operations) == 1
@@ -283,11 +273,9 @@ async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
 
 async def test_the_evidence_outlives_a_restart_and_ends_with_another_boot() -> None:
     site = IdleNodes(verdicts=(FAILED,))
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     await site.replica.stop()
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     site.reboot()
     await site.settles(lambda: site.evidence() == [])
     site.check()
@@ -296,8 +284,7 @@ async def test_the_evidence_outlives_a_restart_and_ends_with_another_boot() -> N
 async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_good() -> None:
     site = IdleNodes(verdicts=(FAILED, PASSED))
     site.policy = CORDONS
-    site.start()
-    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await site.runs_until(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
     await later(HOUR)
     assert len(site.program.operations) == 1
     site.world.operations.person_requests("n1", "test", "r1", profile="quick")
@@ -313,8 +300,7 @@ async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_g
 async def test_a_person_who_releases_such_a_node_is_believed_until_the_next_test() -> None:
     site = IdleNodes(verdicts=(FAILED, NOTHING))
     site.policy = CORDONS
-    site.start()
-    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await site.runs_until(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
     await site.settles(lambda: bool(site.last_test().get("quarantined")))
     site.world.person_deletes("n1")
     await site.settles(lambda: site.world.quarantines == {})
@@ -331,8 +317,7 @@ async def test_a_person_who_releases_such_a_node_is_believed_until_the_next_test
 
 async def test_a_quarantine_ends_the_test_of_an_idle_node() -> None:
     site = IdleNodes(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.report("n1", fault("xid:79"))
     await site.settles(lambda: site.last_test()["state"] == "Cancelled")
     assert site.program.cancelled == site.program.operations
@@ -342,8 +327,7 @@ async def test_a_quarantine_ends_the_test_of_an_idle_node() -> None:
 async def test_a_startup_taint_ends_the_idle_test_and_only_the_new_nodes_test_removes_it() -> None:
     site = IdleNodes(verdicts=(GOING,))
     site.rules = {"taint": KEY, "profile": "standard"}
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.set_taints(POOL, UNTESTED)
     site.program.verdicts = [PASSED]
     await site.settles(site.is_open)
@@ -362,8 +346,7 @@ async def test_the_pass_of_an_idle_test_removes_no_startup_taint_that_came_meanw
         site.set_taints(POOL, UNTESTED)
 
     site.program.on_verdict = is_tainted
-    site.start()
-    await site.settles(lambda: site.is_at(2))
+    await site.runs_until(lambda: site.is_at(2))
     assert site.taints() == (POOL, UNTESTED)
     assert site.condition() == ("Unknown", "TestUnderWay")
     site.program.verdicts = [PASSED]
@@ -408,8 +391,7 @@ async def test_an_idle_test_holds_no_new_node_and_none_of_those_it() -> None:
     assert site.idle is not None
     site.idle["concurrent"] = 1
     site.rules = {"taint": KEY, "profile": "standard", "concurrent": 1}
-    site.start()
-    await site.settles(lambda: len(site.program.orders) == 1)
+    await site.runs_until(lambda: len(site.program.orders) == 1)
     [tested] = {one.node for one in site.program.orders}
     new = min({"n1", "n2", "n3"} - {tested})
     site.set_taints(POOL, UNTESTED, name=new)

@@ -67,20 +67,13 @@ pytestmark = pytest.mark.decorated(by=virtual_time.in_virtual_time)
 ILL = snapshot(fault())
 
 
-def one_node(name: str = "n1", **changes: object) -> World:
-    world = World()
-    world.add_node(name, **changes)
-    return world
-
-
 async def test_a_sign_about_something_else_is_acknowledged_while_a_budget_holds_up_the_drain() -> (
     None
 ):
-    world = one_node()
+    world = World.of("n1")
     world.budget_blocks.add(world.add_pod("n1", "a").uid)
     replica = Replica(world, clock=Running())
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    await replica.agent_brings("n1", ILL, Phase.DRAINING)
     await later(60)
     durable = present(replica.agent("n1", Delta(cleared=(Cleared("xid:94", "GPU-9", "expiry"),))))
     async with asyncio.timeout(60):
@@ -88,7 +81,7 @@ async def test_a_sign_about_something_else_is_acknowledged_while_a_budget_holds_
 
 
 async def test_a_force_that_was_taken_back_from_a_pinned_node_that_is_ill_asks_for_little() -> None:
-    world = one_node(annotations={FORCE: "cordon look at fan 3", PIN: "RMA"})
+    world = World.of("n1", annotations={FORCE: "cordon look at fan 3", PIN: "RMA"})
     replica = Replica(world, clock=Running())
     await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
     world.person_annotates("n1", FORCE, None)
@@ -100,7 +93,7 @@ async def test_a_force_that_was_taken_back_from_a_pinned_node_that_is_ill_asks_f
 
 
 async def test_a_force_that_comes_again_while_a_pin_held_the_release_is_carried_out() -> None:
-    world = one_node(annotations={FORCE: "drain fan 3", PIN: "RMA"})
+    world = World.of("n1", annotations={FORCE: "drain fan 3", PIN: "RMA"})
     world.budget_blocks.add(world.add_pod("n1", "a").uid)
     Replica(world, clock=Running())
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
@@ -117,10 +110,9 @@ async def test_a_force_that_comes_again_while_a_pin_held_the_release_is_carried_
     ['[["xid:48","GPU-1",Infinity]]', '[["xid:79","GPU-1",1' + "0" * 400 + "]]"],
 )
 async def test_nonsense_in_the_memory_of_releases_holds_up_no_release(text: str) -> None:
-    world = one_node(annotations={RELEASE_HISTORY: text})
+    world = World.of("n1", annotations={RELEASE_HISTORY: text})
     replica = Replica(world, clock=Running())
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     world.person_deletes("n1")
     await soon(lambda: "n1" not in world.quarantines, within=60)
     assert not is_marked(world.nodes["n1"])
@@ -141,12 +133,11 @@ class Interrupted(MemoryCluster):
 
 
 async def test_a_fault_that_comes_during_the_last_look_keeps_the_node_in() -> None:
-    world = one_node()
+    world = World.of("n1")
     cluster = Interrupted(world)
     replica = Replica(world, clock=Running(), cluster=cluster)
     disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
-    replica.agent("n1", snapshot(disk))
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", snapshot(disk), Phase.DRAINED)
     replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
     ill = Delta(faults=(fault(),))
     cluster.meanwhile = lambda: replica.controller.on_evidence("n1", ill, replica.clock())
@@ -165,7 +156,7 @@ class Endless:
 
 
 async def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_release() -> None:
-    world = one_node()
+    world = World.of("n1")
     world.add_node("n2")
     done = HookAnswer(HookResult.DONE)
 
@@ -185,8 +176,7 @@ async def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_re
         at_once=1,
     )
     replica = Replica(world, clock=Running(), settings=replace(SETTINGS, hooks=hooks))
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     replica.agent("n2", ILL)
     await soon(lambda: phase_of(world, "n2") is Phase.DRAINING)
     await later(5)
@@ -196,7 +186,7 @@ async def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_re
 
 
 async def test_an_entry_whose_node_is_no_more_takes_no_place_for_ever() -> None:
-    world = one_node()
+    world = World.of("n1")
     text = dump_record(Record().enter([Entry("gone", "i", "", "drain", 900.0)], "h"))
     world.record = replace(world.record, text=text)
     Replica(world, clock=Running())
@@ -204,11 +194,10 @@ async def test_an_entry_whose_node_is_no_more_takes_no_place_for_ever() -> None:
 
 
 async def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
-    world = one_node()
+    world = World.of("n1")
     replica = Replica(world, clock=Running())
     old = world.record
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     fresh = world.record
     replica.cluster._fails = (  # the event of the old record comes just now
         lambda call: world.emit(RecordSeen(old)) if call == "announce" else None
@@ -227,7 +216,7 @@ async def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
 
 
 async def test_what_failed_just_before_an_agent_fell_silent_begins_nothing() -> None:
-    world = one_node()
+    world = World.of("n1")
     replica = await Replica(world, clock=Running()).ready()
     line = FakeLine()
     link = component("nic-link", "eth0", Status.FAILED, "down", since=replica.clock())
@@ -239,7 +228,7 @@ async def test_what_failed_just_before_an_agent_fell_silent_begins_nothing() -> 
 
 
 async def test_what_nobody_expected_is_said_and_its_node_is_seen_to_again() -> None:
-    world = one_node()
+    world = World.of("n1")
     broken = [True]
 
     def fails(call: str) -> ClusterError | None:
@@ -257,11 +246,12 @@ async def test_what_nobody_expected_is_said_and_its_node_is_seen_to_again() -> N
 
 def test_what_no_machine_has_fits_into_its_object_and_annotations_all_the_same() -> None:
     async def main() -> None:
-        world = one_node()
+        world = World.of("n1")
         replica = Replica(world, clock=Running())
         mounts = [f"/{number}" + "é" * 4000 for number in range(600)]
-        replica.agent("n1", snapshot(*(fault("xid:79", name) for name in mounts)))
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        await replica.agent_brings(
+            "n1", snapshot(*(fault("xid:79", name) for name in mounts)), Phase.DRAINED
+        )
         marked.extend(world.nodes["n1"].annotations.values())
         replica.agent("n1", Delta(faults=tuple(fault("xid:48", name) for name in mounts)))
         await later(60)
@@ -299,7 +289,7 @@ async def test_the_fleet_is_listed_without_holding_up_anything_else() -> None:
 
 
 async def test_who_came_to_the_node_while_the_hook_ran_is_seen_before_the_first_eviction() -> None:
-    world = one_node()
+    world = World.of("n1")
     world.add_pod("n1", "a")
 
     class Slow:
@@ -309,8 +299,7 @@ async def test_who_came_to_the_node_while_the_hook_ran_is_seen_before_the_first_
 
     hooks = HookRules(pre_evict=Slow(), pre_evict_timeout=7200)
     replica = Replica(world, clock=Running(), settings=replace(SETTINGS, hooks=hooks))
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    await replica.agent_brings("n1", ILL, Phase.DRAINING)
     await later(300)
     node = world.nodes["n1"]
     theirs = Taint("ToBeDeletedByClusterAutoscaler", "", "NoSchedule")
@@ -320,7 +309,7 @@ async def test_who_came_to_the_node_while_the_hook_ran_is_seen_before_the_first_
 
 
 async def test_a_storm_of_silence_puts_off_no_look_at_a_node_that_is_drained() -> None:
-    world = one_node()
+    world = World.of("n1")
     for number in range(400):
         world.add_node(f"s{number}")
     hooks = HookRules(pre_evict=Endless(), pre_evict_timeout=7200)
@@ -331,8 +320,7 @@ async def test_a_storm_of_silence_puts_off_no_look_at_a_node_that_is_drained() -
         replica.agent(f"s{number}", snapshot(bad), line=line)
         replica.controller.on_disconnect(f"s{number}", line, "")
     await later(80)
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    await replica.agent_brings("n1", ILL, Phase.DRAINING)
     began = replica.clock()
     world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z a test")
     await soon(lambda: replica.fleet.node_summaries["n1"].decision.exempt)
@@ -351,7 +339,7 @@ class Rounding(MemoryCluster):
 
 
 async def test_a_drain_that_waits_for_a_budget_writes_only_when_it_was_last_read() -> None:
-    world = one_node()
+    world = World.of("n1")
     world.budget_blocks.add(world.add_pod("n1", "a").uid)
     clock = Running(1.7e9 + 1 / 3)
     replica = Replica(world, clock=clock, cluster=Rounding(world))
@@ -374,7 +362,7 @@ def test_a_record_that_makes_no_sense_is_said_to_make_none(at: str) -> None:
 
 
 async def test_a_force_whose_quarantine_is_taken_away_past_its_finalizer_is_over() -> None:
-    world = one_node(annotations={FORCE: "cordon fan 3"})
+    world = World.of("n1", annotations={FORCE: "cordon fan 3"})
     Replica(world, clock=Running())
     await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
     world.person_removes_by_force("n1")
@@ -385,7 +373,7 @@ async def test_a_force_whose_quarantine_is_taken_away_past_its_finalizer_is_over
 
 
 async def test_a_hook_that_wants_to_be_asked_much_later_is_given_up_in_its_time() -> None:
-    world = one_node()
+    world = World.of("n1")
 
     class Later:
         async def call(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
@@ -393,8 +381,7 @@ async def test_a_hook_that_wants_to_be_asked_much_later_is_given_up_in_its_time(
 
     hooks = HookRules(post_release=Later(), post_release_timeout=60)
     replica = Replica(world, clock=Running(), settings=replace(SETTINGS, hooks=hooks))
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     world.person_deletes("n1")
     await later(90)
     assert world.quarantines == {}
@@ -412,7 +399,7 @@ class NoTransitions:
 
 
 async def test_a_history_that_was_lost_releases_nobody() -> None:
-    world = one_node()
+    world = World.of("n1")
     policy = shipped_policy("rules: [{name: lemon, action: cordon}]\n")
     clock = Running()
     replica = Replica(world, clock=clock, policy=policy)
@@ -483,8 +470,7 @@ async def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
 
 async def recover_while_its_driver_starts(world: World, replica: Replica) -> Component:
     """Quarantine the node and end its cause; the check that is returned holds its release."""
-    replica.agent("n1", ILL)
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
     replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
     return starts
@@ -493,7 +479,7 @@ async def recover_while_its_driver_starts(world: World, replica: Replica) -> Com
 @pytest.mark.parametrize("changes", [1, 500])
 async def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(changes: int) -> None:
     """Not at each of them: a check reads the node, and an agent may tell a change each moment."""
-    world = one_node()
+    world = World.of("n1")
     replica = Replica(world, clock=Running())
     starts = await recover_while_its_driver_starts(world, replica)
     await soon(lambda: world.quarantines["n1"].status.release_held)
@@ -521,7 +507,7 @@ async def test_checks_that_change_for_ever_read_a_node_whose_release_is_held_sel
     check: str, statuses: tuple[Status, ...], most: int
 ) -> None:
     """With its write of the status and its event, each has its cost, and a pin stands for days."""
-    world = one_node(annotations={PIN: "RMA"} if check == "cpu-load" else {})
+    world = World.of("n1", annotations={PIN: "RMA"} if check == "cpu-load" else {})
     replica = Replica(world, clock=Running())
     await recover_while_its_driver_starts(world, replica)
     await soon(lambda: world.quarantines["n1"].status.release_held)
@@ -538,7 +524,7 @@ async def test_checks_that_change_for_ever_read_a_node_whose_release_is_held_sel
 @pytest.mark.parametrize("fails", [False, True])
 async def test_checks_that_change_while_a_hold_is_written_are_seen_soon(*, fails: bool) -> None:
     """``fails``: the write does, once."""
-    world, written = one_node(), asyncio.Event()
+    world, written = World.of("n1"), asyncio.Event()
     failures = [Unreachable("busy")] * fails
 
     class Slow(MemoryCluster):
@@ -565,11 +551,10 @@ async def test_checks_that_change_while_a_hold_is_written_are_seen_soon(*, fails
 
 
 async def test_what_held_a_release_is_forgotten_with_its_quarantine() -> None:
-    world = one_node(annotations={PIN: "RMA"})
+    world = World.of("n1", annotations={PIN: "RMA"})
     replica = Replica(world, clock=Running())
     disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
-    replica.agent("n1", snapshot(disk))
-    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", snapshot(disk), Phase.DRAINED)
     replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
     await soon(lambda: world.quarantines["n1"].status.release_held)
     world.person_removes_by_force("n1")

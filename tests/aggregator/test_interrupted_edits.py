@@ -14,7 +14,7 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Phase
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from tests.support.deaths import at_each_change, sees, until_it_dies
-from tests.support.memory_cluster import World, phase_of
+from tests.support.memory_cluster import World
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time
@@ -108,8 +108,7 @@ async def test_death_at_any_call_loses_no_word_of_a_person(story: Story) -> None
         world.budget_blocks = {world.add_pod("n1", "a").uid}
         story.before(world)
         replica = await Replica(world, clock=Running(), settings=settings).ready()
-        replica.agent("n1", ILL)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        await replica.agent_brings("n1", ILL, Phase.DRAINING)
         await until(lambda: world.quarantines["n1"].status.blockers)
         await replica.stop()
         return world

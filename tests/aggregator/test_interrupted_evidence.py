@@ -111,8 +111,7 @@ async def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(st
 async def is_evaluated_by_what_is_taken(world: World, replica: Replica) -> None:
     """The positive control: a snapshot that is taken whole quarantines it, or ends that."""
     if phase_of(world, "n1") is None:
-        replica.agent("n1", ILL)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        await replica.agent_brings("n1", ILL, Phase.DRAINED)
     else:
         replica.agent("n1", ILL)
         replica.agent("n1", WELL)

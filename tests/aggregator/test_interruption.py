@@ -37,6 +37,8 @@ from tests.support.virtual_replica import Running, later
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
 REMOVED = "example.com/removed"
 ILL = snapshot(fault())
@@ -44,8 +46,7 @@ WELL = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
 
 
 def world_with_jobs() -> World:
-    world = World()
-    world.add_node("n1", taints=(FOREIGN,))
+    world = World.of("n1", taints=(FOREIGN,))
     for name in ("a", "b", "c"):
         world.add_pod("n1", name)
     world.add_pod("n1", "daemon", owner_kind="DaemonSet")
@@ -91,6 +92,12 @@ async def quarantined(world: World, clock: Turned) -> None:
     replica.agent("n1", ILL)
     await drained(world)
     await replica.stop()
+
+
+async def world_in_quarantine() -> tuple[World, Turned]:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    return world, clock
 
 
 LISTINGS: set["asyncio.Future[bool]"] = set()  # kept: the loop itself holds them weakly
@@ -248,7 +255,6 @@ CASES = [
 
 
 @pytest.mark.parametrize(("begin_drained", "act", "reaches", "check"), CASES)
-@in_virtual_time
 async def test_death_at_any_call_is_finished_by_the_next(
     *,
     begin_drained: bool,
@@ -312,8 +318,7 @@ async def _ends(world: World, reaches: Callable[[World], Awaitable[None]]) -> No
 
 
 async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", ILL)
     world.person_deletes("n1")
@@ -327,7 +332,6 @@ async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(ILL, snapshot()), (snapshot(), ILL)])
-@in_virtual_time
 async def test_a_wait_for_agents_is_over_soon_after_enough_have_reported(
     first: Snapshot, second: Snapshot
 ) -> None:
@@ -344,7 +348,6 @@ async def test_a_wait_for_agents_is_over_soon_after_enough_have_reported(
     assert loop_time() - began <= 1.0
 
 
-@in_virtual_time
 async def test_agents_of_nodes_that_the_cluster_does_not_have_make_no_quorum() -> None:
     """Another cluster's fleet that was sent here, say. One that joins counts from the next list."""
     world = World.of("n1", "n2")
@@ -368,8 +371,7 @@ async def test_agents_of_nodes_that_the_cluster_does_not_have_make_no_quorum() -
 
 
 async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     world.add_node("n2")
     replica = await Replica(world, clock=clock).ready()
     world.person_stops("drill")
@@ -384,10 +386,8 @@ async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release
     await until(lambda: phase_of(world, "n2") is Phase.DRAINED)
 
 
-@in_virtual_time
 async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_start() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     replica = await Replica(world, clock=clock).ready()
     clock.time += 10_000
     await later(600)
@@ -407,8 +407,7 @@ async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_st
 
 
 async def test_a_sign_that_comes_during_a_stop_is_durable_before_it_is_acknowledged() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     world.person_stops("drill")
     replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", ILL)
@@ -424,10 +423,8 @@ async def test_a_sign_that_comes_during_a_stop_is_durable_before_it_is_acknowled
     await reaches_released(world)
 
 
-@in_virtual_time
 async def test_a_sign_that_comes_during_a_conflict_waits_for_its_end() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", ILL)
     replica.controller.on_conflict("n1", "a and b")
@@ -439,10 +436,8 @@ async def test_a_sign_that_comes_during_a_conflict_waits_for_its_end() -> None:
     assert world.quarantines["n1"].spec.evidence[0].cleared == "operator"
 
 
-@in_virtual_time
 async def test_a_release_whose_last_answer_is_lost_is_told_and_not_undone() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     lost = [Unreachable("the answer was lost")]
 
     def loses(call: str) -> ClusterError | None:
@@ -460,8 +455,7 @@ async def test_a_release_whose_last_answer_is_lost_is_told_and_not_undone() -> N
 
 
 async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and_stays() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     held = True
 
     def fails(call: str) -> ClusterError | None:
@@ -478,7 +472,6 @@ async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and
     assert not is_marked(world.nodes["n1"])
 
 
-@in_virtual_time
 async def test_a_cause_that_has_gone_quarantines_nobody_once_there_is_room_again() -> None:
     world, clock = world_with_jobs(), Turned()
     world.add_node("n2")

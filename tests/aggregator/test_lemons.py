@@ -133,9 +133,7 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
     """The real history, the real controller: a cordon through admission, for its own reason."""
     history = History(url(tmp_path), keep=60 * DAY, clocks=CLOCKS, rng=random.Random(1))
     history.start()
-    world, notes = World(), Notes()
-    world.add_node("n1")
-    world.add_node("n2")
+    world, notes = World.of("n1", "n2"), Notes()
     policy = shipped_policy("rules: [{name: lemon, action: cordon}]\n")
     replica = Replica(world, clock=Turned(1000.0), policy=policy)
     try:

@@ -15,7 +15,7 @@ from aggregator.cluster.port import Action, MarksStatus, Node, Phase, Taint
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
 from aggregator.quarantine.reconcile.rounds import REFRESH
-from tests.support.memory_cluster import World, phase_of
+from tests.support.memory_cluster import World
 from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
@@ -79,8 +79,7 @@ def is_whole(world: World) -> bool:
 async def drained(world: World, **how: object) -> Replica:
     world.add_node("n1")
     replica = Replica(world, clock=Running(), **how)  # type: ignore[arg-type]  # a test's words
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     node_state = replica.controller.parts.registry.node_state("n1")
     await until(lambda: is_whole(world) and node_state.quarantine_view.trail is None)
     return replica

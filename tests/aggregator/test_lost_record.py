@@ -47,6 +47,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 RECORD_LOST, RECORD_WHOLE = EventKind.RECORD_LOST, EventKind.RECORD_WHOLE
 ILL = snapshot(fault())
 STANDING, LIMIT, NEW = 15, 20, 25
@@ -105,7 +107,6 @@ HARMS: dict[str, Harm] = {
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("seed", range(10))
-@in_virtual_time
 async def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
     seed: int, harm: str
 ) -> None:
@@ -163,7 +164,6 @@ async def lost_while_away(harm: str) -> tuple[World, list[str]]:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@in_virtual_time
 async def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_stands(
     harm: str,
 ) -> None:
@@ -181,7 +181,6 @@ async def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_wh
     assert marked(world) == LIMIT
 
 
-@in_virtual_time
 async def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
     world, names = await lost_while_away("deleted")
     replica = await Replica(world, clock=Running(), settings=SOME).ready()
@@ -195,7 +194,6 @@ async def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["before it writes", "while its write waits"])
-@in_virtual_time
 async def test_a_replica_that_lost_its_place_makes_no_lost_record(*, waits: bool) -> None:
     """It knows the record of before its place was lost: of what has ended since, too."""
     world, names = fleet()
@@ -224,7 +222,6 @@ async def test_a_replica_that_lost_its_place_makes_no_lost_record(*, waits: bool
     await until(lambda: entries(world) == {names[0]})
 
 
-@in_virtual_time
 async def test_a_replica_that_lost_its_place_counts_no_operation_of_before() -> None:
     """The operation may have ended since, and would hold others until its time is over."""
     world, _ = fleet()
@@ -246,7 +243,6 @@ def record_events(replica: Replica) -> list[str]:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@in_virtual_time
 async def test_a_lost_record_is_told_once_and_its_end_once(harm: str) -> None:
     world, names = fleet()
     replica = await Replica(world, clock=Running(), settings=SOME).ready()
@@ -266,7 +262,6 @@ async def test_a_lost_record_is_told_once_and_its_end_once(harm: str) -> None:
     assert len(record_events(replica)) == 4
 
 
-@in_virtual_time
 async def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can() -> None:
     world, _ = fleet()
     replica = await Replica(world, clock=Running(), settings=SOME).ready()
@@ -281,7 +276,6 @@ async def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can
     assert record_events(replica)[-1].startswith("fleet.record_whole: ")
 
 
-@in_virtual_time
 async def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_over() -> None:
     """The aggregator that rebuilt it died before its next round."""
     world, names = await lost_while_away("deleted")
@@ -293,7 +287,6 @@ async def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_ov
     assert record_events(second)[0].startswith("fleet.record_lost: ")
 
 
-@in_virtual_time
 async def test_times_of_admissions_outlast_the_record() -> None:
     """Otherwise the rate would begin anew with each deletion."""
     world, names = fleet()
@@ -314,7 +307,6 @@ async def test_times_of_admissions_outlast_the_record() -> None:
     assert marked(world) == 10
 
 
-@in_virtual_time
 async def test_a_quarantine_that_has_no_entry_yet_takes_a_place() -> None:
     world, _ = fleet()
     settings = replace(SOME, limits=replace(SOME.limits, concurrent=2))
@@ -337,7 +329,6 @@ async def test_a_quarantine_that_has_no_entry_yet_takes_a_place() -> None:
     assert marked(world) <= 2
 
 
-@in_virtual_time
 async def test_a_creation_in_flight_when_the_record_is_lost_is_taken_back_or_counted() -> None:
     world, _ = fleet()
     settings = replace(SOME, limits=replace(SOME.limits, concurrent=2))

@@ -45,10 +45,15 @@ pytestmark = pytest.mark.decorated(by=in_virtual_time)
 OTHER = Taint("example.com/storage-missing", "", "NoExecute")
 
 
+async def orders_nothing(site: NewNodes) -> None:
+    site.start()
+    await later(5 * TIMEOUT)
+    assert site.program.orders == []
+
+
 async def test_a_new_node_that_passes_loses_its_startup_taint_and_no_other() -> None:
     site = NewNodes()
-    site.start()
-    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.runs_until(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
     assert site.taints() == (POOL,)
     assert site.program.operations == [own_test(1)]
@@ -83,15 +88,13 @@ async def test_a_taint_that_another_party_sets_during_the_write_survives_it() ->
             site.set_taints(*site.taints(), OTHER)
 
     cluster.in_queue = meanwhile
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
     assert site.taints() == (POOL, OTHER)
 
 
 async def test_a_new_node_that_fails_keeps_its_taint_and_is_not_tested_again() -> None:
     site = NewNodes(verdicts=(FAILED,))
-    site.start()
-    await site.settles(lambda: site.condition() == ("False", "TestFailed"))
+    await site.runs_until(lambda: site.condition() == ("False", "TestFailed"))
     await later(20 * TIMEOUT)
     site.check()
     assert site.taints() == (POOL, UNTESTED)
@@ -138,19 +141,16 @@ async def test_a_new_node_says_why_it_is_not_tested_until_its_taint_is_gone() ->
 
 async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
-    site.start()
-    await site.settles(lambda: site.condition() == ("False", "TestFailed"))
+    await site.runs_until(lambda: site.condition() == ("False", "TestFailed"))
     site.reboot()
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
     assert site.program.operations == [own_test(1), own_test(2, "boot-1x")]
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
 
 
 async def test_tests_without_a_verdict_end_and_leave_the_taint() -> None:
     site = NewNodes(verdicts=(NOTHING,))
-    site.start()
-    await site.settles(lambda: "node.test_exhausted" in site.kinds())
+    await site.runs_until(lambda: "node.test_exhausted" in site.kinds())
     await later(20 * TIMEOUT)
     site.check()
     assert len(site.program.orders) == 3
@@ -162,8 +162,7 @@ async def test_tests_without_a_verdict_end_and_leave_the_taint() -> None:
 
 async def test_a_test_that_never_ends_has_no_verdict_and_is_ended() -> None:
     site = NewNodes(verdicts=(GOING, PASSED))
-    site.start()
-    await site.settles(site.is_open)
+    await site.runs_until(site.is_open)
     site.check()
     assert site.program.cancelled == [own_test(1)]
     assert site.program.operations == [own_test(1), own_test(2)]
@@ -224,12 +223,9 @@ async def test_a_node_in_mode_observe_is_left_with_its_taint() -> None:
 async def test_an_exempt_node_is_left_with_its_taint_until_the_exemption_ends() -> None:
     site = NewNodes()
     site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z we set it up")
-    site.start()
-    await later(5 * TIMEOUT)
-    assert site.program.orders == []
+    await orders_nothing(site)
     site.world.person_annotates("n1", EXEMPT, None)
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
 
 
 async def test_a_node_without_a_reporting_agent_is_not_tested() -> None:
@@ -239,21 +235,17 @@ async def test_a_node_without_a_reporting_agent_is_not_tested() -> None:
     site.replica.controller.on_disconnect("n1", object(), "lost")  # type: ignore[arg-type]
     names, site.names = site.names, ()
     await site.replica.stop()
-    site.start()
-    await later(5 * TIMEOUT)
-    assert site.program.orders == []
+    await orders_nothing(site)
     assert not site.is_open()
     assert site.condition() == ("Unknown", "NotTested")
     site.names = names
     site.report("n1")
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
 
 
 async def test_a_pass_does_not_count_for_a_node_whose_evidence_came_meanwhile() -> None:
     site = NewNodes(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.report("n1", fault("xid:79"))
     site.program.verdicts = [PASSED]
     await site.settles(lambda: bool(site.world.quarantines))
@@ -266,8 +258,7 @@ async def test_a_pass_does_not_count_for_a_node_whose_evidence_came_meanwhile() 
 
 async def test_a_pass_does_not_count_while_evidence_is_held_from_a_quarantine() -> None:
     site = NewNodes(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.world.person_stops("no new quarantine")
     site.report("n1", fault("xid:79"))
     site.program.verdicts = [PASSED]
@@ -282,8 +273,7 @@ async def test_a_pass_does_not_count_while_evidence_is_held_from_a_quarantine() 
 
 async def test_a_pass_of_the_boot_before_does_not_open_the_node() -> None:
     site = NewNodes(verdicts=(GOING, PASSED))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
 
     def reboots_meanwhile() -> None:
         site.program.on_verdict = lambda: None
@@ -293,8 +283,7 @@ async def test_a_pass_of_the_boot_before_does_not_open_the_node() -> None:
     site.program.on_verdict = reboots_meanwhile
     await site.settles(lambda: site.last_test()["state"] == "Inconclusive")
     assert not site.is_open()
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
     assert site.last_test()["boot_id"] == "boot-1x"
 
 
@@ -336,20 +325,16 @@ async def test_a_node_in_use_that_gets_the_taint_is_not_tested_before_it_is_drai
     pod = site.world.add_pod("n1", "busy")
     site.world.add_pod("n1", "agent", owner_kind="DaemonSet")
     site.world.add_pod("n1", "everywhere", tolerations=(Toleration(operator="Exists"),))
-    site.start()
-    await later(5 * TIMEOUT)
-    assert site.program.orders == []
+    await orders_nothing(site)
     held = site.replica.fleet.node_tests["n1"].held
     assert held == f"pods that do not tolerate {KEY} are on the node: jobs/busy; drain it"
     del site.world.pods[f"n1/{pod.name}"]
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
 
 
 async def test_a_person_who_removes_the_taint_ends_the_test() -> None:
     site = NewNodes(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.set_taints(POOL)
     await site.settles(lambda: site.last_test().get("state") == "Cancelled")
     site.check()
@@ -371,14 +356,12 @@ async def test_the_stop_switch_holds_the_beginning_and_not_the_removal() -> None
     await site.settles(lambda: site.last_test().get("state") == "Ordered")
     site.world.person_stops("again")
     site.program.verdicts = [PASSED]
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
 
 
 async def test_a_person_deletes_the_operation_of_our_own_test_under_way() -> None:
     site = NewNodes(verdicts=(GOING, PASSED))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.world.operations.person_cancels("n1")
     await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=60.0)
     assert site.last_test()["message"] == "a person deleted its operation"
@@ -393,8 +376,7 @@ async def test_a_person_deletes_the_operation_of_our_own_test_before_it_begins()
     site, name = NewNodes(), own_test(1)
     spec = OperationSpec("n1", "test", profile="quick", requester="sickbay")
     site.world.operations.store(Operation(name, "o", "0", spec, deleting=True))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=60.0)
+    await site.runs_until(lambda: site.last_test().get("state") == "Cancelled", within=60.0)
     assert (site.last_test()["number"], site.program.orders) == (1, [])
     await site.settles(site.is_open)  # it is tested after the pause
     assert site.last_test()["number"] == 2
@@ -412,8 +394,7 @@ async def test_a_pass_whose_taint_could_not_be_removed_is_finished_by_the_next_p
     await site.replica.stop()
     site.program.verdicts = [FAILED]  # nothing is asked again
     site.world.check = lambda _before, _after: None
-    site.start()
-    await site.settles(site.is_open)
+    await site.runs_until(site.is_open)
     await site.settles(lambda: site.last_test()["state"] == "Succeeded")
     assert len(site.program.orders) == 1
 
@@ -501,8 +482,7 @@ async def test_no_test_begins_in_a_quarantine_that_comes_with_the_last_wait(phas
 
 async def test_a_test_that_is_ended_counts_until_its_agent_has_confirmed_that() -> None:
     site = NewNodes(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.program.confirms = False
     site.set_taints(POOL)
     await site.settles(lambda: len(site.program.cancelled) > 1, within=120.0)
@@ -516,16 +496,14 @@ async def test_a_test_that_is_ended_counts_until_its_agent_has_confirmed_that() 
 
 async def test_a_person_has_an_exhausted_node_tested_again() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
-    site.start()
-    await site.settles(lambda: "node.test_exhausted" in site.kinds())
+    await site.runs_until(lambda: "node.test_exhausted" in site.kinds())
     site.world.operations.person_requests(
         "n1", "test", "r0", profile="standard", quarantine="some-uid"
     )
     await later(TIMEOUT)
     assert not site.is_open()
     site.world.operations.person_requests("n1", "test", "r1", profile="standard")
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
     assert [one.profile for one in site.program.orders] == ["quick", "standard"]
     assert site.last_test()["request"] == "r1"
     await site.settles(lambda: not site.world.operations.by_name["r1"].is_open)
@@ -545,20 +523,15 @@ async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet(key: str) -> 
     site = NewNodes()
     starting = Taint(key, "", "NoSchedule")
     site.set_taints(POOL, UNTESTED, starting)
-    site.start()
-    await later(5 * TIMEOUT)
-    assert site.program.orders == []
+    await orders_nothing(site)
     site.set_taints(POOL, UNTESTED)
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
 
 
 async def test_a_new_node_that_another_party_works_on_is_tested_when_that_is_over() -> None:
     site = NewNodes()
     site.set_label("nvidia.com/gpu-driver-upgrade-state", "drain-required")
-    site.start()
-    await later(5 * TIMEOUT)
-    assert site.program.orders == []
+    await orders_nothing(site)
     site.set_label("nvidia.com/gpu-driver-upgrade-state", "upgrade-done")
     await site.settles(site.is_open)
 
@@ -566,16 +539,14 @@ async def test_a_new_node_that_another_party_works_on_is_tested_when_that_is_ove
 async def test_a_new_node_of_a_pool_whose_nodes_are_not_to_be_disrupted_is_tested() -> None:
     site = NewNodes()
     site.world.person_annotates("n1", "karpenter.sh/do-not-disrupt", "true")
-    site.start()
-    await site.settles(site.is_open)
+    await site.runs_until(site.is_open)
     site.check()
 
 
 async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
     site = NewNodes()
     site.rules["remove_taint"] = False
-    site.start()
-    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.runs_until(lambda: site.condition() == ("True", "TestPassed"))
     await later(10 * TIMEOUT)
     site.check()
     assert site.taints() == (POOL, UNTESTED)
@@ -596,9 +567,7 @@ async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
 async def test_beside_a_test_that_cannot_be_read_none_begins() -> None:
     site = NewNodes()
     unread = site.break_test()
-    site.start()
-    await later(5 * TIMEOUT)
-    assert site.program.orders == []
+    await orders_nothing(site)
     assert not site.is_open()
     assert "can't be read" in site.replica.fleet.node_tests["n1"].held
     site.world.operations.remove(unread)
@@ -609,8 +578,7 @@ async def test_an_order_without_an_answer_is_sent_again_only_where_it_is_harmles
     site = NewNodes()
     site.twice = False
     site.program.answer = RepairAnswer(AnswerState.UNSURE, "no answer")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
+    await site.runs_until(lambda: site.last_test().get("state") == "Inconclusive")
     site.check()
     assert len(site.program.orders) == 1
 
@@ -627,8 +595,7 @@ async def test_without_the_section_no_node_is_listed_and_nothing_is_written() ->
 
 async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
     site = NewNodes("n1", "n2", "n3", verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: len(parse_record(site.world.record.text).node_tests) == 2)
+    await site.runs_until(lambda: len(parse_record(site.world.record.text).node_tests) == 2)
     for name in list(parse_record(site.world.record.text).node_tests):
         site.world.delete_node(name)
     site.names = tuple(site.world.nodes)
@@ -647,8 +614,7 @@ async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
 
 async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     await later(10 * TIMEOUT)
     assert site.world.quarantines == {}
     opened = [one for one in site.replica.notes.transitions if one.kind == "incident.opened"]
@@ -663,8 +629,7 @@ async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -
 
 async def test_the_evidence_ends_where_a_person_takes_the_node_as_it_is() -> None:
     site = NewNodes(verdicts=(FAILED,))
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     site.set_taints(POOL)
     await site.settles(lambda: site.evidence() == [])
     site.check()
@@ -679,8 +644,7 @@ async def test_a_site_may_quarantine_nodes_that_fail_and_they_return_after_anoth
 ) -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.policy = CORDONS
-    site.start()
-    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await site.runs_until(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
     await later(10 * TIMEOUT)
     assert len(site.program.operations) == 1
     if restarts:
@@ -689,8 +653,7 @@ async def test_a_site_may_quarantine_nodes_that_fail_and_they_return_after_anoth
         await later(10 * TIMEOUT)
         assert phase_of(site.world, "n1") is Phase.CORDONED
     site.reboot()
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
     assert site.world.quarantines == {}
     assert site.taints() == (POOL,)
 
@@ -703,8 +666,7 @@ async def test_a_failed_node_that_a_limit_keeps_from_its_quarantine_is_tested_ag
     site.policy = CORDONS
     site.settings = replace(site.settings, limits=replace(site.settings.limits, quorum_percent=100))
     site.world.add_node("silent")
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     await later(TIMEOUT)
     assert site.world.quarantines == {}
     site.world.operations.person_requests("n1", "test", "r1", profile="quick")
@@ -731,6 +693,5 @@ async def test_a_refusal_of_the_cluster_is_shown_and_logged_once(
     said = [one for one in caplog.records if "can't go on now" in one.message]
     assert len(said) == 1
     refuses = False
-    await site.settles(site.is_open)
-    site.check()
+    await site.ends_well(site.is_open)
     assert len(site.program.orders) == 1

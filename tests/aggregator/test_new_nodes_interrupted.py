@@ -89,20 +89,16 @@ async def test_a_test_that_can_not_be_sent_twice_ends_with_the_process_that_bega
     begun = nodes.last_test()
     assert (begun["state"], nodes.program.orders) == ("Ordering", [])
     nodes.replica.task.cancel()
-    nodes.start()
-    await nodes.settles(lambda: nodes.last_test()["state"] == "Inconclusive", within=60.0)
+    await nodes.runs_until(lambda: nodes.last_test()["state"] == "Inconclusive", within=60.0)
     assert nodes.program.cancelled == [begun["operation"]]
     assert parse_record(nodes.world.record.text).node_tests == {}
     await nodes.settles(lambda: nodes.last_test()["state"] == "Succeeded", within=TIMEOUT)
     nodes.check()
 
 
-@pytest.mark.parametrize("site", [NewNodes, IdleNodes])
-async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
-    site: type[NewNodes],
-) -> None:
-    nodes, stops = site(), 0
-    nodes.twice = False
+def start_and_stop(nodes: NewNodes) -> None:
+    """Start a process; a person stops all as it first writes an operation."""
+    stops = 0
 
     def stopped(name: str) -> None:
         nonlocal stops
@@ -111,6 +107,15 @@ async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
             nodes.world.person_stops("maintenance")
 
     nodes.start(MemoryCluster(nodes.world, fails=stopped))
+
+
+@pytest.mark.parametrize("site", [NewNodes, IdleNodes])
+async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
+    site: type[NewNodes],
+) -> None:
+    nodes = site()
+    nodes.twice = False
+    start_and_stop(nodes)
     await later(TIMEOUT / 2)
     assert (nodes.last_test()["state"], nodes.program.orders) == ("Ordering", [])
     nodes.world.person_stops("")
@@ -119,15 +124,8 @@ async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
 
 
 async def test_work_that_comes_during_a_stop_holds_the_order_of_a_test_that_has_begun() -> None:
-    nodes, stops = NewNodes(), 0
-
-    def stopped(name: str) -> None:
-        nonlocal stops
-        if name == "write_operation" and not stops:
-            stops += 1
-            nodes.world.person_stops("maintenance")
-
-    nodes.start(MemoryCluster(nodes.world, fails=stopped))
+    nodes = NewNodes()
+    start_and_stop(nodes)
     await later(TIMEOUT / 4)
     assert (nodes.last_test()["state"], nodes.program.orders) == ("Ordering", [])
     pod = nodes.world.add_pod("n1", "bound by hand")
@@ -136,20 +134,12 @@ async def test_work_that_comes_during_a_stop_holds_the_order_of_a_test_that_has_
     assert (nodes.last_test()["state"], nodes.program.orders) == ("Ordering", [])
     assert "bound by hand" in nodes.replica.fleet.node_tests["n1"].held
     del nodes.world.pods[f"n1/{pod.name}"]
-    await nodes.settles(nodes.is_open)
-    nodes.check()
+    await nodes.ends_well(nodes.is_open)
 
 
 async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_is_gone() -> None:
-    nodes, stops = NewNodes(), 0
-
-    def stopped(name: str) -> None:
-        nonlocal stops
-        if name == "write_operation" and not stops:
-            stops += 1
-            nodes.world.person_stops("maintenance")
-
-    nodes.start(MemoryCluster(nodes.world, fails=stopped))
+    nodes = NewNodes()
+    start_and_stop(nodes)
     await later(TIMEOUT / 4)
     engine = reconciler_of(nodes.replica, OperationReconciler)._repairs._of.engine
     begun = nodes.last_test()["operation"]
@@ -163,8 +153,7 @@ async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_
 async def test_a_test_that_waited_until_its_deadline_ends_with_the_reason() -> None:
     site = NewNodes()
     site.program.answer = RepairAnswer(AnswerState.NOT_SENT, "its agent has no stream")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
+    await site.runs_until(lambda: site.last_test().get("state") == "Inconclusive")
     assert site.last_test()["message"] == "test waits: its agent has no stream"
 
 
@@ -174,8 +163,7 @@ async def test_the_reservation_of_a_new_node_names_no_failure_domain() -> None:
     for name in site.names:
         site.set_label(RACK, "r7", name)
     site.domain_labels = (RACK,)
-    site.start()
-    await site.settles(lambda: len(site.program.operations) == 2)
+    await site.runs_until(lambda: len(site.program.operations) == 2)
     site.check()
     reserved = parse_record(site.world.record.text).node_tests
     assert {name: one.domains for name, one in reserved.items()} == {"n1": (), "n2": ()}
@@ -291,8 +279,7 @@ class SlowNode(MemoryCluster):
 async def unknown_node(*, raises: bool = False) -> tuple[NewNodes, SlowNode]:
     """No process knows n1 any more, whose test is not over."""
     site = NewNodes(verdicts=(GOING, PASSED))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.world.delete_node("n1")
     await site.replica.stop()
     cluster, site.names = SlowNode(site.world), ()
@@ -444,8 +431,7 @@ class SlowHook:
 async def test_an_agent_that_does_not_confirm_the_end_of_its_test_ends_a_hook_only_once() -> None:
     site, hook = NewNodes(verdicts=(GOING,)), SlowHook()
     site.settings = replace(site.settings, hooks=HookRules(pre_evict=hook))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     site.program.confirms, site.program.cancel_takes = False, 15.0
     site.world.budget_blocks.add(site.world.add_pod("n1", "work").uid)
     site.report("n1", fault("xid:79"))
@@ -483,8 +469,7 @@ async def test_nodes_whose_own_steps_fail_take_no_place_of_another_new_node() ->
 async def test_new_nodes_that_wait_for_their_agents_keep_no_other_one_from_its_turn() -> None:
     site = NewNodes(*(f"n{number}" for number in range(80)))
     site.names = ()
-    site.start()
-    await site.settles(lambda: len(site.replica.fleet.node_tests) == 80)
+    await site.runs_until(lambda: len(site.replica.fleet.node_tests) == 80)
     site.world.add_node("late", taints=(POOL, UNTESTED))
     site.report("late")
     await site.settles(lambda: site.is_open("late"))

@@ -22,6 +22,8 @@ from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 ILL = snapshot(fault())
 
 
@@ -29,6 +31,7 @@ ILL = snapshot(fault())
 
 
 @pytest.mark.parametrize(("answer", "let_in"), [(True, True), (False, False), (None, True)])
+@pytest.mark.asyncio
 async def test_the_cluster_is_asked_whether_the_node_of_a_token_is_the_one_there(
     tmp_path: Path, *, answer: bool | None, let_in: bool
 ) -> None:
@@ -80,8 +83,7 @@ async def test_a_renewal_is_asked_about_too() -> None:
 
 
 async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     down = False
 
     def fails(call: str) -> ClusterError | None:
@@ -106,8 +108,7 @@ async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -
 async def test_a_token_of_a_deleted_node_costs_one_read_a_minute_however_often_it_comes(
     node: str,
 ) -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     replica = await Replica(world, clock=clock).ready()
     calls = replica.cluster.calls
 
@@ -140,10 +141,8 @@ async def test_whoever_stops_waiting_for_a_shared_read_takes_it_from_nobody() ->
 # -- in the controller -----------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_stream_of_an_older_node_that_came_before_the_view_acts_on_nothing() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     replica, line = Replica(world, clock=clock), FakeLine()
     replica.agent("n1", ILL, node_uid="uid-older", line=line)
     await until(lambda: line.closed)
@@ -154,14 +153,11 @@ async def test_a_stream_of_an_older_node_that_came_before_the_view_acts_on_nothi
     assert not late.done()
     assert world.writes == []
     assert replica.fleet.node_summaries["n1"].decision.incidents == {}
-    replica.agent("n1", ILL, node_uid="uid-n1")
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED, node_uid="uid-n1")
 
 
-@in_virtual_time
 async def test_a_node_made_anew_is_not_quarantined_for_what_its_predecessor_says() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     replica, line = Replica(world, clock=clock), FakeLine()
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", snapshot(), node_uid="uid-n1", line=line)
@@ -176,13 +172,10 @@ async def test_a_node_made_anew_is_not_quarantined_for_what_its_predecessor_says
     assert world.nodes["n1"].taints == ()
 
 
-@in_virtual_time
 async def test_a_sign_from_an_older_node_releases_nothing_and_is_not_acknowledged() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     first = Replica(world, clock=clock)
-    first.agent("n1", ILL, node_uid="uid-n1")
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await first.agent_brings("n1", ILL, Phase.DRAINED, node_uid="uid-n1")
     await first.stop()
     replica, line = Replica(world, clock=clock), FakeLine()
     await until(lambda: not replica.fleet.view_lost)
@@ -198,12 +191,10 @@ async def test_a_sign_from_an_older_node_releases_nothing_and_is_not_acknowledge
 
 
 @pytest.mark.parametrize("proves", [True, False], ids=["token", "certificate"])
-@in_virtual_time
 async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantined_for(
     *, proves: bool
 ) -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     pod = world.add_pod("n1", "a")
     world.budget_blocks.add(pod.uid)  # the drain is under way
     replica = Replica(world, clock=clock)
@@ -224,19 +215,16 @@ async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantine
 
 
 async def test_a_new_node_in_the_same_boot_is_the_same_patient() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL, node_uid="uid-n1")
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED, node_uid="uid-n1")
     world.renew_node("n1", "boot-1")
     await until(lambda: world.nodes["n1"].taints)
     assert world.nodes["n1"].unschedulable
 
 
 async def the_list_shows_another_node() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     replica, line = Replica(world, clock=clock), FakeLine()
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", snapshot(), node_uid="uid-n1", line=line)

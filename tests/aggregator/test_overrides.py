@@ -41,6 +41,8 @@ from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
 ILL = snapshot(fault())
 CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
@@ -154,8 +156,7 @@ def test_the_marks_remember_what_they_were_made_for_but_what_is_over() -> None:
 def test_a_drain_takes_the_node_off_the_balancers_with_its_taint_and_undoes_only_that(
     action: Action, *, theirs: bool
 ) -> None:
-    world = World()
-    world.add_node("n1", labels={OFF_BALANCERS: "theirs"} if theirs else {})
+    world = World.of("n1", labels={OFF_BALANCERS: "theirs"} if theirs else {})
     node = world.nodes["n1"]
     quarantine = Quarantine("n1", "q", "1", replace(SPEC, action=action), QuarantineStatus())
     change = cordon_change(node, quarantine, off_balancers=True)
@@ -177,14 +178,12 @@ async def overruled(world: World, clock: Turned) -> Replica:
     """An unhealthy node that a person has released."""
     world.add_node("n1")
     replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     world.person_deletes("n1")
     await until(lambda: not world.quarantines)
     return replica
 
 
-@in_virtual_time
 async def test_an_agent_that_lost_its_memory_does_not_undo_a_persons_word() -> None:
     world, clock = World(), Turned()
     first = await overruled(world, clock)
@@ -198,7 +197,6 @@ async def test_an_agent_that_lost_its_memory_does_not_undo_a_persons_word() -> N
     assert world.quarantines == {}
 
 
-@in_virtual_time
 async def test_the_end_of_a_word_is_acknowledged_when_the_node_has_forgotten_it() -> None:
     world, clock = World(), Turned()
     first = await overruled(world, clock)
@@ -253,13 +251,10 @@ async def test_a_sign_that_comes_while_the_node_is_read_ends_the_word_that_is_re
     assert OVERRULED not in world.nodes["n1"].annotations
 
 
-@in_virtual_time
 async def test_a_quarantine_removed_by_force_is_a_word_about_what_the_marks_remember() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     first = Replica(world, clock=clock)
-    first.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await first.agent_brings("n1", ILL, Phase.DRAINED)
     await first.stop()
     replica = await Replica(world, clock=clock).ready()
     world.person_removes_by_force("n1")  # before the agent has spoken to this process
@@ -271,14 +266,11 @@ async def test_a_quarantine_removed_by_force_is_a_word_about_what_the_marks_reme
     assert world.quarantines == {}
 
 
-@in_virtual_time
 async def test_what_was_over_before_the_force_is_not_overruled_and_does_not_begin_anew() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     replica = Replica(world, clock=clock)
     read_only = component("disk-readonly", "/", Status.FAILED, "read-only")
-    replica.agent("n1", snapshot(fault(), read_only))
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", snapshot(fault(), read_only), Phase.DRAINED)
     replica.agent("n1", Delta(cleared=CLEARED))  # recovering; the disk is not
     await until(lambda: world.quarantines["n1"].spec.evidence[0].cleared)
     world.person_removes_by_force("n1")
@@ -290,13 +282,10 @@ async def test_what_was_over_before_the_force_is_not_overruled_and_does_not_begi
     assert world.quarantines == {}
 
 
-@in_virtual_time
 async def test_an_orderly_release_is_not_told_as_a_persons_whatever_comes_first() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     replica.cluster.answers_late = True  # the event of an object's end comes before the answer
     replica.agent("n1", snapshot(cleared=CLEARED))
     replica.evaluate_due()
@@ -309,11 +298,9 @@ async def test_an_orderly_release_is_not_told_as_a_persons_whatever_comes_first(
 
 
 async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1", unschedulable=True)
+    world, clock = World.of("n1", unschedulable=True), Turned()
     replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", ILL, Phase.DRAINED)
     assert "cordoned before" in replica.fleet.node_summaries["n1"].cluster.foreign
     world.person_deletes("n1")
     await until(lambda: not world.quarantines)
@@ -324,8 +311,7 @@ async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go()
 
 
 def test_those_who_take_the_node_away_are_named() -> None:
-    world = World()
-    world.add_node("n1", taints=(Taint("karpenter.sh/disrupted", "", "NoSchedule"),))
+    world = World.of("n1", taints=(Taint("karpenter.sh/disrupted", "", "NoSchedule"),))
     view = ClusterView()
     view.take_node(world.nodes["n1"], None, 0.0, OthersMarks())
     assert view.foreign.startswith("Karpenter is removing it")
@@ -334,8 +320,7 @@ def test_those_who_take_the_node_away_are_named() -> None:
 
 
 async def the_nodes_could_not_be_counted() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1")
+    world, clock = World.of("n1"), Turned()
     down = True
 
     def fails(call: str) -> ClusterError | None:

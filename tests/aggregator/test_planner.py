@@ -621,8 +621,7 @@ async def test_a_node_whose_status_a_later_version_wrote_is_left_alone_and_count
 ) -> None:
     world = World.of("n1")
     replica = await Replica(world, clock=Turned()).ready()
-    replica.agent("n1", snapshot(fault()))
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.agent_brings("n1", snapshot(fault()), Phase.DRAINED)
     attempt = RepairAttempt("q-1", "reboot", RepairState.ORDERED, began_at=1.0)
     later = replace(
         world.quarantines["n1"],

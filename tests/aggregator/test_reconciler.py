@@ -250,10 +250,12 @@ def play_bench(test: Callable[[Bench], Any]) -> None:
         play(lambda loop: test(Bench(patch, loop)))
 
 
+pytestmark = pytest.mark.decorated(by=played_by(play_bench))
+
+
 # -- what there is to do --------------------------------------------------------------------------
 
 
-@played_by(play_bench)
 async def test_there_is_work_for_each_single_reason(bench: Bench) -> None:
     assert not bench.queue.has_work(bench.node_state)
     for name, value in (
@@ -276,7 +278,6 @@ async def test_there_is_work_for_each_single_reason(bench: Bench) -> None:
     assert bench.node_state.work.in_record
 
 
-@played_by(play_bench)
 async def test_a_node_has_one_task_and_none_while_nothing_may_be_done(bench: Bench) -> None:
     node_state, queue = bench.node_state, bench.queue
     queue.view = False
@@ -316,7 +317,6 @@ async def test_a_node_has_one_task_and_none_while_nothing_may_be_done(bench: Ben
     assert node_state.work.task is second
 
 
-@played_by(play_bench)
 async def test_nothing_more_is_begun_once_it_may_not_be(bench: Bench) -> None:
     def act() -> None:
         bench.may, bench.node_state.work.needs_read = False, bench.did.count("read_node") < 2
@@ -332,7 +332,6 @@ async def test_nothing_more_is_begun_once_it_may_not_be(bench: Bench) -> None:
 # -- the order of steps ---------------------------------------------------------------------------
 
 
-@played_by(play_bench)
 async def test_another_installations_quarantine_is_left_alone_before_anything_else(
     bench: Bench,
 ) -> None:
@@ -346,20 +345,17 @@ async def test_another_installations_quarantine_is_left_alone_before_anything_el
     )
 
 
-@played_by(play_bench)
 async def test_a_hint_is_looked_into_first(bench: Bench) -> None:
     set_fields(bench.node_state, needs_read=True, orphan="uid")
     assert await bench.next() == (False, ["read_node", "explain"])
 
 
-@played_by(play_bench)
 async def test_pods_are_read_again_once_and_the_step_goes_on(bench: Bench) -> None:
     bench.node_state.work.recheck_pods = True
     assert await bench.next() == (True, ["recheck"])
     assert await bench.next() == (True, [])
 
 
-@played_by(play_bench)
 async def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
     bench: Bench,
 ) -> None:
@@ -388,7 +384,6 @@ async def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted
         ({"ended_overrides": frozenset({WORD})}, True, (False, ["clear_overrides"])),
     ],
 )
-@played_by(play_bench)
 async def test_marks_without_an_object_come_before_words_that_are_over(
     bench: Bench, node_state: dict[str, Any], expected: tuple[bool, list[str]], *, stands: bool
 ) -> None:
@@ -396,7 +391,6 @@ async def test_marks_without_an_object_come_before_words_that_are_over(
     assert await bench.next(quarantine=quarantine() if stands else None) == expected
 
 
-@played_by(play_bench)
 async def test_words_that_are_over_wait_for_a_release_that_is_under_way(bench: Bench) -> None:
     bench.node_state.cluster.ended_overrides = frozenset({WORD})
     assert await bench.next(quarantine=quarantine(Phase.RELEASING)) == (True, [])
@@ -431,7 +425,6 @@ async def test_words_that_are_over_wait_for_a_release_that_is_under_way(bench: B
         (ReleaseStep.LET_GO, True, (False, ["drop_finalizer"])),
     ],
 )
-@played_by(play_bench)
 async def test_each_step_is_carried_out_by_its_own_act(
     bench: Bench, step: enum.StrEnum, expected: tuple[bool, list[str]], *, stands: bool
 ) -> None:
@@ -443,7 +436,6 @@ async def test_each_step_is_carried_out_by_its_own_act(
     ("step", "stands"),
     [(AdmissionStep.PROPOSE, False), (AdmissionStep.CREATE, False), (ObjectStep.UPDATE, True)],
 )
-@played_by(play_bench)
 async def test_what_is_not_wanted_any_more_is_not_begun(
     bench: Bench, step: enum.StrEnum, *, stands: bool
 ) -> None:
@@ -451,7 +443,6 @@ async def test_what_is_not_wanted_any_more_is_not_begun(
     assert await bench.next(quarantine=quarantine() if stands else None) == (False, [])
 
 
-@played_by(play_bench)
 async def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on(
     bench: Bench,
 ) -> None:
@@ -462,20 +453,17 @@ async def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_g
     assert await bench.next() == (False, ["propose"])
 
 
-@played_by(play_bench)
 async def test_a_cordon_ends_where_its_node_proved_gone(bench: Bench) -> None:
     bench.step = NextStep(MarkStep.CORDON)
     bench.answers["cordon"] = lambda: set_fields(bench.node_state, node_gone=True)
     assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow"])
 
 
-@played_by(play_bench)
 async def test_a_drain_that_waits_is_explained(bench: Bench) -> None:
     assert await bench.next(quarantine=quarantine(Phase.DRAINING)) == (True, ["explain"])
     assert await bench.next(quarantine=quarantine(Phase.DRAINED)) == (True, [])
 
 
-@played_by(play_bench)
 async def test_what_a_step_has_learned_counts_also_where_it_failed(bench: Bench) -> None:
     node_state = bench.node_state
 
@@ -525,7 +513,6 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
     return [round(b - a, 3) for a, b in itertools.pairwise(times)]
 
 
-@played_by(play_bench)
 async def test_waits_grow_after_each_failure_up_to_the_most(bench: Bench) -> None:
     waits = await fail(bench, *(Unreachable("no answer") for _ in range(8)))
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0]
@@ -534,7 +521,6 @@ async def test_waits_grow_after_each_failure_up_to_the_most(bench: Bench) -> Non
     assert waits == [0.2], "each success begins anew"
 
 
-@played_by(play_bench)
 async def test_a_pause_that_the_cluster_asks_for_is_kept(bench: Bench) -> None:
     assert await fail(bench, Unreachable("x", retry_after=40.0)) == [40.0]
     bench.step = NextStep(ReleaseStep.UNDO)
@@ -548,7 +534,6 @@ async def test_a_pause_that_the_cluster_asks_for_is_kept(bench: Bench) -> None:
     assert bench.loop.time() - before == 0.5
 
 
-@played_by(play_bench)
 async def test_a_conflict_is_read_again_at_once_and_told_only_when_it_goes_on(bench: Bench) -> None:
     errors: list[str] = []
 
@@ -561,7 +546,6 @@ async def test_a_conflict_is_read_again_at_once_and_told_only_when_it_goes_on(be
     assert errors == ["", "", "", "changed in between", "changed in between"]
 
 
-@played_by(play_bench)
 async def test_what_was_not_found_is_read_and_what_a_guard_refused_is_not(bench: Bench) -> None:
     assert await fail(bench, NotFound("gone")) == [0.0]
     assert bench.did.count("reread") == 1
@@ -571,7 +555,6 @@ async def test_what_was_not_found_is_read_and_what_a_guard_refused_is_not(bench:
 
 
 @pytest.mark.parametrize("error", [Refused("forbidden"), ValueError("a bug")])
-@played_by(play_bench)
 async def test_what_will_not_pass_by_itself_is_tried_seldom(bench: Bench, error: Exception) -> None:
     assert await fail(bench, error) == [6.4]
     assert await fail(bench, error, error) == [6.4, 15.0]
@@ -589,7 +572,6 @@ async def test_what_will_not_pass_by_itself_is_tried_seldom(bench: Bench, error:
         (Phase.DRAINING, DrainStep.DRAIN, None, Unreachable("no answer")),
     ],
 )
-@played_by(play_bench)
 async def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
     bench: Bench,
     phase: Phase | None,
@@ -612,7 +594,6 @@ async def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
     assert all(text.endswith(f"fails, and is tried again: {error}") for *_, text in reported)
 
 
-@played_by(play_bench)
 async def test_an_error_is_shown_while_it_lasts(bench: Bench) -> None:
     seen: list[str] = []
     for error in (Unreachable("no answer"), Refused("forbidden"), ValueError("a bug")):
@@ -625,7 +606,6 @@ async def test_an_error_is_shown_while_it_lasts(bench: Bench) -> None:
     assert "a bug" in seen[2]
 
 
-@played_by(play_bench)
 async def test_a_second_read_that_fails_is_shown_too(bench: Bench) -> None:
     bench.answers["reread"] = ClusterError("no answer either")
     await bench.made._after_failure(bench.node_state, 0, Conflict("x"))
@@ -633,7 +613,6 @@ async def test_a_second_read_that_fails_is_shown_too(bench: Bench) -> None:
     assert bench.node_state.work.is_queued
 
 
-@played_by(play_bench)
 async def test_news_of_a_way_out_or_a_hint_end_a_wait(bench: Bench) -> None:
     set_fields(bench.node_state, quarantine=quarantine())
     changes: list[tuple[Callable[[], None], float]] = [
@@ -656,7 +635,6 @@ async def test_news_of_a_way_out_or_a_hint_end_a_wait(bench: Bench) -> None:
 # -- a drain that goes on -------------------------------------------------------------------------
 
 
-@played_by(play_bench)
 async def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(bench: Bench) -> None:
     bench.step = NextStep(DrainStep.DRAIN)
     set_fields(bench.node_state, quarantine=quarantine())
@@ -698,7 +676,6 @@ async def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(bench: Bench
         (quarantine(foreign="elsewhere"), WANTED, True),
     ],
 )
-@played_by(play_bench)
 async def test_what_was_heard_is_acknowledged_when_it_is_durable(
     bench: Bench,
     monkeypatch: pytest.MonkeyPatch,
@@ -721,7 +698,6 @@ async def test_what_was_heard_is_acknowledged_when_it_is_durable(
 # -- what a step is decided on --------------------------------------------------------------------
 
 
-@played_by(play_bench)
 async def test_a_process_waits_for_an_agent_since_its_start(bench: Bench) -> None:
     after = SETTINGS.limits.silent_drain_after
     assert not bench.inputs.knows(bench.node_state)
@@ -731,7 +707,6 @@ async def test_a_process_waits_for_an_agent_since_its_start(bench: Bench) -> Non
     assert bench.inputs.knows(bench.node_state)
 
 
-@played_by(play_bench)
 async def test_a_node_is_absent_too_long_by_what_its_object_says(bench: Bench) -> None:
     await asyncio.sleep(2 * SETTINGS.limits.absent_node_after)
     now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
@@ -740,7 +715,6 @@ async def test_a_node_is_absent_too_long_by_what_its_object_says(bench: Bench) -
         assert bench.inputs.is_absent_too_long(absent) == too_long
 
 
-@played_by(play_bench)
 async def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(bench: Bench) -> None:
     found = bench.made._admission.view(bench.node_state)
     assert (found.stopped, found.in_record) == (False, False)
@@ -750,6 +724,7 @@ async def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(bench: Bench) 
     assert (found.stopped, found.in_record) == (True, True)
 
 
+@pytest.mark.asyncio
 async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:
     replica = Replica(World(), clock=Turned())
     controller = replica.controller

@@ -281,12 +281,15 @@ async def test_a_controller_that_stops_ends_no_call_of_a_gateways_agents(tmp_pat
             await agent.expect("resync")
 
 
-async def test_agents_whose_evidence_was_dropped_come_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one_snapshot_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resync_pacer, "AHEAD", 1)
     monkeypatch.setattr(resync_pacer, "AHEAD_BUSY", 1)
     monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
+
+
+@pytest.mark.usefixtures("one_snapshot_at_a_time")
+async def test_agents_whose_evidence_was_dropped_come_first(tmp_path: Path) -> None:
     async with replicas(tmp_path, "a", "b") as site:
         b = site.all["b"]
         async with b.agent("n-0") as first, b.agent("n-1") as second:
@@ -303,12 +306,8 @@ async def test_agents_whose_evidence_was_dropped_come_first(
             assert [told.node for told in hellos[2:]] == ["n-1", "n-0"]
 
 
-async def test_agents_whose_evidence_no_controller_acknowledged_come_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resync_pacer, "AHEAD", 1)
-    monkeypatch.setattr(resync_pacer, "AHEAD_BUSY", 1)
-    monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
+@pytest.mark.usefixtures("one_snapshot_at_a_time")
+async def test_agents_whose_evidence_no_controller_acknowledged_come_first(tmp_path: Path) -> None:
     async with replicas(tmp_path, "a", "b") as site:
         a, b = site.all["a"], site.all["b"]
         async with b.agent("n-0") as first, b.agent("n-1") as second:
@@ -328,12 +327,10 @@ async def test_agents_whose_evidence_no_controller_acknowledged_come_first(
             assert [told.node for told in hellos[2:]] == ["n-1", "n-0"]
 
 
+@pytest.mark.usefixtures("one_snapshot_at_a_time")
 async def test_agents_that_came_without_a_controller_come_before_those_that_were_welcomed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(resync_pacer, "AHEAD", 1)
-    monkeypatch.setattr(resync_pacer, "AHEAD_BUSY", 1)
-    monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
     async with replicas(tmp_path, "a", "b") as site:
         b = site.all["b"]
         async with b.agent("n-0") as first, b.agent("n-1") as second:

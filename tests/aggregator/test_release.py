@@ -60,12 +60,6 @@ DAY = 86400.0
 Main = Coroutine[Any, Any, None]
 
 
-def one_node(**changes: Any) -> World:
-    world = World()
-    world.add_node("n1", **changes)
-    return world
-
-
 def change(world: World, **changes: Any) -> None:
     world.set_node(replace(world.nodes["n1"], **changes))
 
@@ -131,7 +125,7 @@ async def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is
         lambda world: change(world, boot_id="boot-2"),
         lambda world: world.person_deletes("n1"),
     ):
-        world = one_node()
+        world = World.of("n1")
         replica = Replica(world, clock=Running())
         disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
         replica.agent("n1", snapshot(disk))
@@ -146,7 +140,7 @@ async def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is
 
 async def test_an_operation_that_no_watch_has_shown_holds_a_release_until_it_has_ended() -> None:
     """Another process, which was the controller until now, has made it."""
-    world = one_node()
+    world = World.of("n1")
     replica = Replica(world, clock=Running())
     disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
     replica.agent("n1", snapshot(disk))
@@ -204,7 +198,7 @@ def test_what_proves_that_no_order_may_still_come(
     )
     hold = release_hold(
         quarantine,
-        node=replace(one_node().nodes["n1"], uid="uid-n1", boot_id="boot-1"),
+        node=replace(World.of("n1").nodes["n1"], uid="uid-n1", boot_id="boot-1"),
         health=None,
         policy=shipped_policy(),
         requests=OperatorRequests(),
@@ -214,7 +208,7 @@ def test_what_proves_that_no_order_may_still_come(
 
 async def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
     clock = Running()
-    world = one_node()
+    world = World.of("n1")
     replica = await falls_ill(world, clock=clock)
     recovers(replica)
     await later(700)
@@ -236,7 +230,7 @@ async def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
 
 async def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_restarts() -> None:
     policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
-    world = one_node()
+    world = World.of("n1")
     replica = await falls_ill(world, policy=policy)
     recovers(replica)
     await held(world, "rule gpu-gone a person alone")
@@ -251,7 +245,7 @@ async def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_rest
 
 
 async def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> None:
-    world = one_node()
+    world = World.of("n1")
     replica = await falls_ill(world)
     world.person_annotates(
         "n1", PIN, "RMA 12345"
@@ -262,7 +256,7 @@ async def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person()
     world.person_annotates("n1", PIN, None)
     await gone(world)
 
-    world = one_node(annotations={PIN: ""})
+    world = World.of("n1", annotations={PIN: ""})
     replica = await falls_ill(world)
     recovers(replica)
     await held(world, "pinned by a person (no reason given)")
@@ -273,7 +267,7 @@ async def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person()
 
 async def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> None:
     clock = Running()
-    world = one_node(annotations={PIN: "wait"})
+    world = World.of("n1", annotations={PIN: "wait"})
     replica = await falls_ill(world, clock=clock)
     recovers(replica)
     clock.time += 700  # before its sign could be written down
@@ -286,7 +280,7 @@ async def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> N
 
 
 async def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before() -> None:
-    world = one_node(annotations={PIN: "wait"})
+    world = World.of("n1", annotations={PIN: "wait"})
     replica = await falls_ill(world)
     late = world.add_pod("n1", "late")
     recovers(replica)
@@ -300,7 +294,7 @@ async def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_be
 
 async def test_a_held_release_is_checked_at_once_when_the_results_about_its_gpus_change() -> None:
     """And not at the next check, up to 30 s later."""
-    world = one_node()
+    world = World.of("n1")
     replica = await falls_ill(world)
     gpu = component("gpu-inventory", "GPU-1", Status.UNKNOWN, "timeout")
     recovers(replica, gpu)
@@ -313,7 +307,7 @@ async def test_a_held_release_is_checked_at_once_when_the_results_about_its_gpus
 
 
 async def test_an_agent_that_falls_silent_while_its_release_is_held_evicts_nobody() -> None:
-    world = one_node(annotations={PIN: "wait"})
+    world = World.of("n1", annotations={PIN: "wait"})
     pod = world.add_pod("n1", "a")
     world.budget_blocks.add(pod.uid)
     line = FakeLine()
@@ -392,7 +386,7 @@ def the_clearing_is_of_another_component(world: World, replica: Replica) -> Repl
     ],
 )
 async def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
-    world = one_node()
+    world = World.of("n1")
     replica = trick(world, await falls_ill(world))
     await later(3 * 3600)
     assert is_marked(world.nodes["n1"])
@@ -405,7 +399,7 @@ async def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
 
 
 async def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() -> None:
-    world = one_node()
+    world = World.of("n1")
     replica = Replica(world, clock=Running())
     replica.agent("n1", snapshot(fault("xid:64", cleared_by=ClearedBy.OPERATOR)))
     await soon(lambda: phase_of(world, "n1") in (Phase.CORDONED, Phase.DRAINED))
@@ -418,7 +412,7 @@ async def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() ->
 
 
 async def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> None:
-    world = one_node()
+    world = World.of("n1")
     replica = await falls_ill(world)
     replica.agent("n1", snapshot(), boot_id="boot-0")
     await held(world, "still in the boot of xid:79")
@@ -435,7 +429,7 @@ async def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says
 async def test_a_persons_release_is_held_by_nothing_at_all(
     word: Callable[[World, str], None],
 ) -> None:
-    world = one_node(annotations={PIN: "not yet"}, devices={"nvidia.com/gpu": ("8", "0")})
+    world = World.of("n1", annotations={PIN: "not yet"}, devices={"nvidia.com/gpu": ("8", "0")})
     first = await falls_ill(world)
     await first.stop()
     world.person_stops("everything")
@@ -492,7 +486,7 @@ def test_level_evidence_is_no_fault_that_could_come_again() -> None:
 async def test_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_once_there_is() -> (
     None
 ):
-    world = one_node()
+    world = World.of("n1")
     Replica(world, clock=Running())
     world.person_creates("typo", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
     await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
@@ -508,7 +502,7 @@ async def test_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_o
 
 
 async def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> None:
-    world, clock = one_node(), Running()
+    world, clock = World.of("n1"), Running()
     replica = Replica(world, clock=clock, cluster=MemoryCluster(world))
     smoke = QuarantineSpec(Action.CORDON, "manual", "smoke", "alice")
     await later(30)  # the nodes were listed just now
@@ -541,7 +535,7 @@ async def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
     """The wall clock was a year ahead at that release, and is right again."""
     clock = Running()
     at = clock() + 1_000_000 + ahead
-    world = one_node(annotations={RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", at]])})
+    world = World.of("n1", annotations={RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", at]])})
     replica = await falls_ill(world, clock=clock, wall=lambda: clock() + 1_000_000)
     recovers(replica)
     if waits:

@@ -65,8 +65,7 @@ async def test_a_stop_until_the_deadline_of_an_order_that_was_not_sent_leads_to_
     """A repairer that takes no order until then has failed: the next rung is due."""
     site = Site(kinds=("reboot", "replace", "ticket"))
     site.shop.answer, site.twice = RepairAnswer(AnswerState.NOT_SENT, "not now"), True
-    site.start()
-    await site.settles(lambda: "not now" in str(site.world.quarantines and site.quarantine()))
+    await site.runs_until(lambda: "not now" in str(site.world.quarantines and site.quarantine()))
     if stops:
         site.world.person_stops("drill")
     await later(TIMEOUT + 60)
@@ -85,8 +84,7 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(how: s
     site = Site(kinds=("reboot", "replace", "ticket"))
     site.shop.boots = False
     site.world.operations.person_requests("n2", "reboot", "anothers")
-    site.start()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.cordoned_at)
+    await site.runs_until(lambda: site.world.quarantines and site.quarantine().status.cordoned_at)
     backup = site.world.backup()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     [ordered] = site.shop.orders
@@ -124,8 +122,7 @@ async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_pers
     await site.settles(lambda: present(site.quarantine().status.repair).began_at)
     assert site.shop.orders == []
     await site.replica.stop()
-    site.start()
-    await site.settles(lambda: ("reboot", RepairState.SUCCEEDED) in site.attempts())
+    await site.runs_until(lambda: ("reboot", RepairState.SUCCEEDED) in site.attempts())
     site.check()
 
 
@@ -139,8 +136,7 @@ async def test_a_beginning_that_a_dead_process_left_holds_no_release() -> None:
     await site.replica.stop()
     site.shop.on_boot = lambda _: None
     site.shop._boot("n1")
-    site.start()
-    await site.settles(site.is_released)
+    await site.runs_until(site.is_released)
     assert site.shop.orders == []
     site.check()
 
@@ -168,8 +164,7 @@ async def test_the_memory_of_orders_whose_operations_are_gone_is_bounded(
     site = Site(*names)
     site.rules, site.shop.boots = {"concurrent": 4, "concurrent_percent": 100}, False
     site.shop.answer = RepairAnswer(AnswerState.UNSURE)
-    site.start()
-    await site.settles(lambda: len(site.shop.orders) == len(names))
+    await site.runs_until(lambda: len(site.shop.orders) == len(names))
     kept = site.replica.controller.parts.repair_permissions._quarantined.engine
     assert len(kept._sent) == 2
 
@@ -180,8 +175,7 @@ async def test_the_end_of_a_ladder_is_reported_once_whatever_clock_began_its_las
     site.start().clock.time = 2 * TIMEOUT
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     await site.replica.stop()
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     await later(TIMEOUT / 2)
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
 
@@ -192,8 +186,7 @@ async def test_an_order_whose_operation_is_gone_goes_on_where_its_repairer_takes
     site = Site()
     site.shop.boots, site.twice = False, True
     site.world.operations.person_requests("n2", "reboot", "anothers")
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     [ordered] = site.shop.orders
     site.world.operations.remove(site.world.operations.by_name[ordered.operation])
     await site.settles(lambda: len(site.shop.orders) > 1)
@@ -206,8 +199,7 @@ async def test_the_time_of_a_reservation_passes_for_a_later_controller_without_a
     """The order of a released node may still come until its deadline, and no longer."""
     site = Site()
     site.shop.boots = site.keeps_objects = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     site.seen = True
     site.world.person_deletes("n1")
     await site.settles(site.is_released, within=30)
@@ -228,8 +220,7 @@ async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None
     site = Site()
     site.world.set_node(replace(site.world.nodes["n1"], labels={"rack": "7"}))
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     record = parse_record(site.world.record.text)
     known = record.repairs["n1"]
     assert known.domains == ("rack=7",)
@@ -245,12 +236,10 @@ async def test_in_a_record_made_anew_a_repair_has_its_failure_domains() -> None:
     site = Site()
     site.world.set_node(replace(site.world.nodes["n1"], labels={"rack": "7"}))
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     await site.replica.stop()
     site.world.person_deletes_record()
-    site.start()
-    await site.settles(lambda: parse_record(site.world.record.text).repairs)
+    await site.runs_until(lambda: parse_record(site.world.record.text).repairs)
     assert parse_record(site.world.record.text).repairs["n1"].domains == ("rack=7",)
 
 
@@ -329,8 +318,7 @@ async def test_an_order_that_was_perhaps_sent_counts_and_goes_again_within_the_l
 async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> None:
     site = Site()
     site.kinds = ()
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     await site.replica.stop()
     repair = present(site.quarantine().status.repair)
     broken = replace(repair, exhausted="", attempts=(replace_attempt(),))
@@ -364,8 +352,7 @@ async def test_without_a_place_for_the_attempt_no_repair_is_ordered() -> None:
 async def test_after_a_start_no_repair_begins_before_the_agent_has_reported() -> None:
     site = Site()
     site.mode = RepairMode.OFF
-    site.start()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.runs_until(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await site.replica.stop()
     site.mode = RepairMode.REPAIR
     known, site.ill = site.ill, {}
@@ -403,8 +390,9 @@ def test_death_at_any_call_of_a_repair_is_finished_by_the_next_process(
     async def drained() -> tuple[Site, float]:
         site = Site()
         site.kinds, site.twice = (), twice
-        site.start()
-        await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+        await site.runs_until(
+            lambda: site.world.quarantines and site.quarantine().status.drained_at
+        )
         await site.stop()
         site.world.put_quarantine(
             replace(site.quarantine(), status=replace(site.quarantine().status, repair=None))
@@ -523,8 +511,7 @@ async def test_an_outcome_is_not_lost_while_what_the_order_left_is_being_removed
     """A controller keeps its object for a moment, and then there is none that shows the outcome."""
     site = Site(kinds=("reboot", "replace", "ticket"))
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "its controller's finalizer is there")
     site.shop.look = RepairAnswer(AnswerState.FAILED, "the machine has no power")
     await site.settles(lambda: site.shop.cleaned)

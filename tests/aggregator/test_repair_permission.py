@@ -27,6 +27,8 @@ from tests.support.relays import replicas
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 RELEASED = "the node is released"
 NO_ORDER = "no quarantine and no test of the node has this order"
 
@@ -90,7 +92,6 @@ async def ordered() -> Ordered:
     return one
 
 
-@in_virtual_time
 async def test_an_open_order_on_its_own_empty_node_is_permitted() -> None:
     one = await ordered()
     assert await one.refusal() == ""
@@ -159,7 +160,6 @@ _CHANGES: list[tuple[str, Change, str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "why"), _CHANGES, ids=[name for name, *_ in _CHANGES])
-@in_virtual_time
 async def test_what_has_changed_since_the_order_refuses_it(
     name: str, change: Change, why: str
 ) -> None:
@@ -170,7 +170,6 @@ async def test_what_has_changed_since_the_order_refuses_it(
     await one.site.replica.stop()
 
 
-@in_virtual_time
 async def test_a_cancellation_after_the_read_of_the_attempts_refuses_it() -> None:
     """The other reads take their time."""
     one = await ordered()
@@ -184,7 +183,6 @@ async def test_a_cancellation_after_the_read_of_the_attempts_refuses_it() -> Non
     await one.site.replica.stop()
 
 
-@in_virtual_time
 async def test_a_cancellation_during_the_last_wait_refuses_it() -> None:
     """That is the read of the stop switch."""
     one = await ordered()
@@ -206,7 +204,6 @@ def cancel_during_the_read_of_the_switch(world: World, cluster: MemoryCluster) -
     cluster.read_stop = cancelled  # type: ignore[method-assign]
 
 
-@in_virtual_time
 async def test_a_replica_that_may_not_act_permits_nothing() -> None:
     one = await ordered()
     one.acts = False
@@ -214,7 +211,6 @@ async def test_a_replica_that_may_not_act_permits_nothing() -> None:
     await one.site.replica.stop()
 
 
-@in_virtual_time
 async def test_a_controller_that_was_cut_off_permits_nothing_on_a_node_that_another_released() -> (
     None
 ):
@@ -245,7 +241,6 @@ async def never(_: str) -> None:
     await asyncio.Event().wait()
 
 
-@in_virtual_time
 async def test_an_order_that_nobody_gave_is_refused_without_a_read() -> None:
     one = await ordered()
     before = dict(one.cluster.asked)
@@ -262,7 +257,6 @@ async def test_an_order_that_nobody_gave_is_refused_without_a_read() -> None:
     await one.site.replica.stop()
 
 
-@in_virtual_time
 async def test_a_cluster_that_answers_late_permits_and_one_that_does_not_refuses() -> None:
     one = await ordered()
     loop = asyncio.get_running_loop()
@@ -277,7 +271,6 @@ async def test_a_cluster_that_answers_late_permits_and_one_that_does_not_refuses
 
 
 @pytest.mark.parametrize("mode", [RepairMode.OFF, RepairMode.OBSERVE])
-@in_virtual_time
 async def test_a_controller_that_repairs_nothing_any_more_permits_nothing(mode: RepairMode) -> None:
     one = await ordered()
     await one.site.replica.stop()
@@ -308,14 +301,12 @@ _NEW: list[tuple[str, Callable[[NewNodes], object], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "why"), _NEW, ids=[name for name, *_ in _NEW])
-@in_virtual_time
 async def test_the_test_of_a_new_node_is_permitted_while_it_still_waits_for_it(
     name: str, change: Callable[[NewNodes], object], why: str
 ) -> None:
     site = NewNodes(verdicts=(GOING,))
     site.world.operations.person_requests("n1", "test", "r1")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     await asyncio.sleep(1)
     [order] = site.program.orders
     change(site)
@@ -327,7 +318,6 @@ async def test_the_test_of_a_new_node_is_permitted_while_it_still_waits_for_it(
     assert await permissions.refusal("n1", other) == NO_ORDER
 
 
-@in_virtual_time
 async def test_a_test_that_a_person_cancels_after_the_look_at_it_is_not_permitted() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.world.operations.person_requests("n1", "test", "r1")
@@ -346,7 +336,6 @@ async def test_a_test_that_a_person_cancels_after_the_look_at_it_is_not_permitte
     assert refusal == "a person deleted its operation"
 
 
-@in_virtual_time
 async def test_a_test_that_a_person_cancels_during_the_last_wait_is_not_permitted() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.world.operations.person_requests("n1", "test", "r1")
@@ -386,7 +375,6 @@ def asks(operation: str = "op-1") -> PermissionRequest:
     return PermissionRequest(operation, "reboot", "q")
 
 
-@in_virtual_time
 async def test_each_operation_is_decided_once_and_one_of_a_node_at_a_time() -> None:
     async def decide(node: str, request: PermissionRequest) -> str:
         await asyncio.sleep(1)
@@ -410,7 +398,6 @@ async def test_each_operation_is_decided_once_and_one_of_a_node_at_a_time() -> N
     assert lines["n2"].answers == [("op-1", "no")]
 
 
-@in_virtual_time
 async def test_an_answer_goes_to_no_other_stream_than_the_requests() -> None:
     async def decide(node: str, request: PermissionRequest) -> str:
         await asyncio.sleep(1)
@@ -425,7 +412,6 @@ async def test_an_answer_goes_to_no_other_stream_than_the_requests() -> None:
     assert (first.answers, lines["n1"].answers) == ([], [])
 
 
-@in_virtual_time
 async def test_a_decision_that_is_given_up_is_a_refusal() -> None:
     async def decide(node: str, request: PermissionRequest) -> str:
         await asyncio.sleep(100)
@@ -498,12 +484,10 @@ async def test_a_request_goes_by_a_gateway_to_the_controller_and_its_answer_back
 # -- before another party's act -------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_bmc_restarts_no_node_whose_agent_sees_a_gpu_in_use() -> None:
     site, agents = Site(), GpuReports("slurmstepd (pid 7) has /dev/nvidia0 open")
     site.gpu_use = agents.requests
-    site.start()
-    await site.settles(lambda: site.repaired == ["ticket"])
+    await site.runs_until(lambda: site.repaired == ["ticket"])
     assert site.attempts()[0] == ("reboot", RepairState.FAILED)
     repair = present(site.quarantine().status.repair)
     text = "a GPU of the node is in use: slurmstepd (pid 7) has /dev/nvidia0 open"
@@ -511,12 +495,10 @@ async def test_a_bmc_restarts_no_node_whose_agent_sees_a_gpu_in_use() -> None:
     site.check()
 
 
-@in_virtual_time
 async def test_an_order_that_may_be_repeated_waits_for_the_end_of_the_work() -> None:
     site, agents = Site(), GpuReports("slurmstepd (pid 7) has /dev/nvidia0 open")
     site.gpu_use, site.twice = agents.requests, True
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
     await asyncio.sleep(300)
     assert site.repaired == []
     repair = present(site.quarantine().status.repair)
@@ -536,14 +518,12 @@ async def test_an_order_that_may_be_repeated_waits_for_the_end_of_the_work() -> 
         ({}, ""),
     ],
 )
-@in_virtual_time
 async def test_an_agent_without_an_answer_holds_up_no_bmc(agents: dict[str, Any], why: str) -> None:
     site, silent = Site(), GpuReports()
     for name, value in agents.items():
         setattr(silent, name, value)
     site.gpu_use = silent.requests
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     repair = present(site.quarantine().status.repair)
     note = f"whether a GPU was in use is not known: {why}" if why else ""
     assert repair.attempts[0].message == note

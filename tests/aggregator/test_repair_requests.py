@@ -39,8 +39,7 @@ async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_
     site.shop.hangs = trouble == "hangs"
     refused = {"refused": AnswerState.FAILED, "down": AnswerState.NOT_SENT}
     site.shop.clean = RepairAnswer(refused.get(trouble, AnswerState.DONE), trouble)
-    site.start()
-    await site.settles(
+    await site.runs_until(
         lambda: (
             bool(site.world.quarantines) and site.attempts() == [("reboot", RepairState.ORDERED)]
         )
@@ -69,8 +68,7 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
     site.twice = not sent
     if not sent:
         site.shop.answer = RepairAnswer(AnswerState.NOT_SENT)
-    site.start()
-    await site.settles(lambda: len(site.shop.orders) > 0 and bool(site.attempts()))
+    await site.runs_until(lambda: len(site.shop.orders) > 0 and bool(site.attempts()))
     await later(1)
     marked: list[bool] = []
     site.shop.on_cancel = lambda: marked.append(is_marked(site.world.nodes["n1"]))
@@ -91,8 +89,7 @@ async def test_an_order_is_cancelled_though_its_quarantine_was_taken_away_by_for
     """That is a person's release too: a Machine that stayed marked would be replaced with work."""
     site = Site()
     site.shop.boots, site.shop.cancels = False, cancels
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     [order] = site.shop.orders
     site.world.person_removes_by_force("n1")
     await site.settles(lambda: not is_marked(site.world.nodes["n1"]), within=30)
@@ -112,8 +109,7 @@ async def test_a_persons_release_waits_for_no_repairer_that_hangs(
     site, begun = Site(), list[str]()
     monkeypatch.setattr(ShopRepairer, call, hanging(begun))
     site.shop.boots = call == "clean_up"
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     if call == "cancel":
         site.world.operations.person_cancels("n1")
     await site.settles(lambda: begun, within=120)
@@ -199,8 +195,7 @@ async def test_a_release_leaves_an_outcome_that_is_known_as_it_is() -> None:
     site.shop.boots = False
     site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "its finalizer is there")
     site.shop.look = RepairAnswer(AnswerState.FAILED, "the machine has no power")
-    site.start()
-    await site.settles(lambda: site.shop.cleaned)
+    await site.runs_until(lambda: site.shop.cleaned)
     site.seen = True
     site.world.person_deletes("n1")
     await site.settles(site.is_released, within=30)
@@ -213,12 +208,10 @@ async def test_a_release_leaves_an_outcome_that_is_known_as_it_is() -> None:
 async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() -> None:
     site = Site()
     site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")
-    site.start()
-    await site.settles(lambda: len(site.shop.cleaned) > 2)
+    await site.runs_until(lambda: len(site.shop.cleaned) > 2)
     assert site.attempts() == [("reboot", RepairState.ORDERED)]
     site.shop.clean = RepairAnswer(AnswerState.DONE)
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
     assert site.repaired == ["reboot"]
 
 
@@ -228,8 +221,7 @@ async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -
     site = Site()
     site.shop.boots = False
     site.shop.clean = RepairAnswer(state, "may not delete")
-    site.start()
-    await site.settles(
+    await site.runs_until(
         lambda: (
             bool(site.world.quarantines) and site.attempts()[:1] == [("reboot", RepairState.FAILED)]
         )
@@ -289,8 +281,7 @@ async def test_a_cancellation_without_an_answer_is_repeated_until_the_deadline(
 async def test_a_person_deletes_an_operation_before_its_order() -> None:
     """A process made it, and died before it began."""
     site = Site()
-    site.start()
-    await site.settles(lambda: site.world.quarantines)
+    await site.runs_until(lambda: site.world.quarantines)
     uid = site.quarantine().uid
     name, spec = f"{uid}-1-reboot", OperationSpec("n1", "reboot", uid)
     site.world.operations.store(Operation(name, "o", "0", spec, deleting=True))
@@ -382,8 +373,7 @@ async def test_a_cancellation_of_what_is_over_lets_no_further_repair_begin() -> 
     site = Site(kinds=("reboot", "replace"))
     site.shop.boots, site.shop.look = False, RepairAnswer(AnswerState.FAILED, "no power")
     site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")
-    site.start()
-    await site.settles(lambda: len(site.shop.cleaned) > 1)
+    await site.runs_until(lambda: len(site.shop.cleaned) > 1)
     site.world.operations.person_cancels("n1")
     await later(60)
     site.shop.clean = RepairAnswer(AnswerState.DONE)
@@ -397,8 +387,7 @@ async def test_a_cancellation_of_what_is_over_lets_no_further_repair_begin() -> 
 async def test_an_object_of_another_tool_with_the_next_name_is_neither_used_nor_removed() -> None:
     """The ladder waits until a person deletes it."""
     site = Site()
-    site.start()
-    await site.settles(lambda: site.world.quarantines)
+    await site.runs_until(lambda: site.world.quarantines)
     uid = site.quarantine().uid
     name, spec = f"{uid}-1-reboot", OperationSpec("n1", "reboot", "of-another")
     theirs = Operation(name, "o", "0", spec, held=False)
@@ -418,13 +407,11 @@ async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quara
     site.start()
 
     async def forced() -> None:
-        site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-        await site.replica.controller.parts.cluster_events.refresh_nodes()
+        await site.person_annotates("sickbay.dev/force", "drain fan 3")
         await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
 
     async def released() -> None:
-        site.world.person_annotates("n1", "sickbay.dev/force", None)
-        await site.replica.controller.parts.cluster_events.refresh_nodes()
+        await site.person_annotates("sickbay.dev/force", None)
         await site.settles(lambda: not site.world.quarantines)
 
     await forced()
@@ -449,8 +436,7 @@ async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo
     await site.settles(lambda: site.repaired)
     site.world.person_removes_by_force("n1")
     await site.settles(lambda: not site.world.nodes["n1"].unschedulable)
-    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 4")
-    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.person_annotates("sickbay.dev/force", "drain fan 4")
     await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await later(TIMEOUT + 600)  # the reservation of the first one is over
     assert site.repaired == ["reboot"]
@@ -463,8 +449,7 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
     await site.drained_by_hand()
     site.world.operations.person_requests("n1", "replace", "a1")  # nobody carries that out
     await site.settles(lambda: site.quarantine().status.repair)
-    site.world.person_annotates("n1", "sickbay.dev/force", None)
-    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.person_annotates("sickbay.dev/force", None)
     await site.settles(lambda: not site.world.quarantines)
     assert phases(site) == {"a1": "Cancelled"}
 
@@ -492,8 +477,7 @@ async def test_a_request_of_before_the_drains_end_ends_with_its_quarantine() -> 
     site = Site()
     site.ill = {}
     site.start()
-    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.person_annotates("sickbay.dev/force", "drain fan 3")
     await soon(lambda: site.world.quarantines and site.quarantine().status.phase is Phase.DRAINING)
     site.world.operations.person_requests("n1", "reboot", "a1")
     site.world.person_deletes("n1")

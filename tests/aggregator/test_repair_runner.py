@@ -58,8 +58,7 @@ pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 async def test_a_drained_node_is_rebooted_and_released_after_another_boot() -> None:
     site = Site()
-    site.start()
-    await site.settles(site.is_released)
+    await site.runs_until(site.is_released)
     site.check()
     assert site.repaired == ["reboot"]
     (order,) = site.shop.orders
@@ -83,8 +82,7 @@ class WithoutKubelets(MemoryCluster):
 async def test_without_a_kubelet_the_boot_that_the_agent_reports_proves_the_reboot() -> None:
     site = Site()
     site.start(WithoutKubelets(site.world))
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
     (order,) = site.shop.orders
     assert (order.repair, order.boot_id) == ("reboot", "boot-1")
     [ended] = [one for one in site.replica.notes.transitions if one.kind is EventKind.REPAIR_ENDED]
@@ -124,8 +122,7 @@ async def test_without_the_mode_no_repair_is_ordered_and_each_write_is_as_before
 
 async def test_a_node_on_which_work_stays_is_not_repaired_before_that_is_gone() -> None:
     site = Site()
-    site.start()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.runs_until(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     # In the moment in which it is drained another pod comes, which tolerates our taint.
     site = Site()
     pod = site.world.add_pod("n1", "kept", owner_kind="")  # no controller: it is never evicted
@@ -141,22 +138,19 @@ async def test_a_node_on_which_work_stays_is_not_repaired_before_that_is_gone() 
 async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
     site = Site()
     site.kinds = ()
-    site.start()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.runs_until(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await site.replica.stop()
     pod = site.world.add_pod("n1", "late")
     site.kinds = ("reboot",)
     site.world.put_quarantine(
         replace(site.quarantine(), status=replace(site.quarantine().status, repair=None))
     )
-    site.start()
-    await site.settles(lambda: site.quarantine().status.repair)
+    await site.runs_until(lambda: site.quarantine().status.repair)
     repair = present(site.quarantine().status.repair)
     assert "work is still on the node: jobs/late" in repair.held
     assert site.repaired == []
     del site.world.pods[f"n1/{pod.name}"]
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
 
 
 async def test_an_order_directly_after_the_drain_needs_no_further_read_of_the_pods() -> None:
@@ -181,8 +175,7 @@ async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> No
     site = Site("n1", "n2")
     site.rules = {"concurrent": 1}
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.repaired)
+    await site.runs_until(lambda: site.repaired)
     (first,) = site.shop.orders
     (second,) = {"n1", "n2"} - {first.node}
 
@@ -201,8 +194,7 @@ async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> No
 async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladder() -> None:
     site = Site(kinds=("reboot", "replace", "ticket"))
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     assert site.attempts() == [
         ("reboot", RepairState.FAILED),
         ("replace", RepairState.FAILED),
@@ -233,8 +225,7 @@ async def test_a_ticket_has_what_the_agent_collected_before_the_acts() -> None:
         return told
 
     site.rules["collected"] = collected
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     ticket = site.shop.orders[-1]
     found = json.loads(ticket.bundle)
     assert found["agent"] == [
@@ -251,8 +242,7 @@ async def test_a_ticket_has_what_the_agent_collected_before_the_acts() -> None:
 async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
     site = Site()
     site.shop.boots = False
-    site.start()
-    await site.settles(
+    await site.runs_until(
         lambda: (
             site.attempts()[:1] == [("reboot", RepairState.FAILED)]
             if site.world.quarantines
@@ -268,8 +258,7 @@ async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
 async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_person() -> None:
     site = Site()
     site.shop.answer, site.shop.boots = RepairAnswer(AnswerState.UNSURE, "a timeout"), False
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     assert site.attempts() == [("reboot", RepairState.UNKNOWN)]
     await later(4 * TIMEOUT)
     assert site.repaired == ["reboot"]
@@ -278,8 +267,7 @@ async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_perso
 
 async def test_what_an_order_left_is_removed_before_its_end_is_written() -> None:
     site = Site()
-    site.start()
-    await site.settles(site.is_released)
+    await site.runs_until(site.is_released)
     site.check()
     assert site.shop.cleaned == [one.operation for one in site.shop.orders]
     assert site.shop.ended == site.shop.cleaned
@@ -289,20 +277,17 @@ async def test_another_boot_is_no_proof_while_the_other_controller_is_at_work() 
     """A remediator of medik8s deletes the pods of the node when it has returned."""
     site = Site()
     site.shop.over = False
-    site.start()
-    await site.settles(lambda: site.world.nodes["n1"].boot_id != "boot-1")
+    await site.runs_until(lambda: site.world.nodes["n1"].boot_id != "boot-1")
     await later(300)
     assert site.attempts() == [("reboot", RepairState.ORDERED)]
     site.shop.over = True
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
 
 
 async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_node() -> None:
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.UNSURE, "a timeout")
-    site.start()
-    await site.settles(lambda: site.repaired)
+    await site.runs_until(lambda: site.repaired)
     await later(100)
     site.shop._boot("n1")
     await site.settles(site.is_released)
@@ -313,8 +298,7 @@ async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_nod
 async def test_the_end_of_an_order_is_taken_up_when_the_agent_tells_it(*, told: bool) -> None:
     site = Site()
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     await later(POLL_EVERY + 1.0)
     begun = asyncio.get_running_loop().time()
     site.shop.look = RepairAnswer(AnswerState.FAILED, "no")
@@ -347,8 +331,7 @@ async def test_an_end_that_is_told_while_its_order_is_written_is_taken_up_at_onc
 
 async def test_the_end_of_an_order_to_a_node_out_of_quarantine_changes_nothing() -> None:
     site = Site()
-    site.start()
-    await site.settles(site.is_released)
+    await site.runs_until(site.is_released)
     writes = list(site.world.writes)
     for node in ("n1", "unknown"):
         site.replica.controller.on_order_end(node)
@@ -366,8 +349,7 @@ async def test_incidents_that_come_and_go_bring_no_look_at_a_repair(action: str)
         f"  - {flapping}for: 0s, healthyFor: 0s}}\n"
     )
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     await later(POLL_EVERY + 1.0)
     before, closed = site.replica.cluster.asked["read_node"], len(site.replica.notes.transitions)
     for _ in range(300):
@@ -381,14 +363,12 @@ async def test_incidents_that_come_and_go_bring_no_look_at_a_repair(action: str)
 async def test_no_node_is_released_while_an_order_may_still_reach_it() -> None:
     site = Site()
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.repaired)
+    await site.runs_until(lambda: site.repaired)
     site.replica.agent("n1", WELL)  # it recovers by itself, with the reboot on its way
     await later(TIMEOUT / 2)
     assert site.quarantine().status.phase is Phase.DRAINED
     site.shop._boot("n1")
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
 
 
 async def test_the_stop_switch_holds_an_order_and_not_its_proof() -> None:
@@ -396,8 +376,7 @@ async def test_the_stop_switch_holds_an_order_and_not_its_proof() -> None:
     site.world.person_stops("a fire")
     site.kinds = ("reboot",)
     site.world.person_stops("")
-    site.start()
-    await site.settles(lambda: site.repaired)
+    await site.runs_until(lambda: site.repaired)
     site.world.person_stops("a fire")
     await site.settles(site.is_released)  # proof and release go on
     site.check()
@@ -429,8 +408,7 @@ async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> N
     site.settings = replace(SETTINGS, limits=suspecting, common=common)
     site.ill |= dict.fromkeys(others, snapshot())
     pod = site.world.add_pod("n1", "kept", owner_kind="")  # no controller: it is never evicted
-    site.start()
-    await site.settles(lambda: site.world.quarantines)
+    await site.runs_until(lambda: site.world.quarantines)
     for name in others:
         site.replica.agent(name, ILL)
     await site.settles(lambda: site.replica.fleet.causes)
@@ -451,8 +429,7 @@ async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> N
         site.report(name)
     await site.settles(lambda: not site.replica.fleet.causes)
     await site.replica.stop()
-    site.start()
-    await site.settles(lambda: "limits.cooldown" in held() or site.shop.orders)
+    await site.runs_until(lambda: "limits.cooldown" in held() or site.shop.orders)
     assert site.shop.orders == []
     await site.settles(lambda: site.shop.orders)
     assert [one.node for one in site.shop.orders] == ["n1"]
@@ -462,12 +439,10 @@ async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> N
 async def test_a_person_may_have_a_node_repaired_whatever_the_fleet_has() -> None:
     site = Site("n1", "n2")
     site.settings = replace(SETTINGS, limits=replace(SETTINGS.limits, quorum_percent=100.0))
-    site.start()
-    await site.settles(lambda: site.world.quarantines)
+    await site.runs_until(lambda: site.world.quarantines)
     await site.replica.stop()
     del site.ill["n2"]  # its agent does not report to the next controller
-    site.start()
-    await site.settles(lambda: (repair := site.quarantine().status.repair) and repair.held)
+    await site.runs_until(lambda: (repair := site.quarantine().status.repair) and repair.held)
     repair = present(site.quarantine().status.repair)
     assert "limits.quorum_percent" in repair.held
     assert site.shop.orders == []
@@ -481,8 +456,7 @@ async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
     for name in ("n1", "n2"):
         site.world.set_node(replace(site.world.nodes[name], labels={"rack": "7"}))
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: len(site.shop.orders) >= 2)
+    await site.runs_until(lambda: len(site.shop.orders) >= 2)
     await later(600)
     racks = [site.world.nodes[one.node].labels.get("rack") for one in site.shop.orders]
     assert sorted(racks, key=str) == ["7", None]
@@ -526,8 +500,7 @@ async def test_a_node_that_a_repair_replaced_is_never_marked(look: float) -> Non
     """The new Node may be seen at any time between two looks at the repair."""
     site = Site(kinds=("replace",))
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("replace", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("replace", RepairState.ORDERED)])
     await later(look)
     site.world.renew_node("n1", "boot-2")
     marked: list[str] = []
@@ -545,8 +518,7 @@ async def test_a_node_in_place_of_one_that_is_being_rebooted_has_no_work_before_
     """A BMC that is known by the node's name may still reboot the machine."""
     site = Site()
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     await later(7)
     site.world.renew_node("n1", "boot-2")
     site.world.set_node(replace(site.world.nodes["n1"], ready=False))
@@ -563,8 +535,7 @@ async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> Non
     """As where the node's agent was away for minutes."""
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
     pod = site.world.add_pod("n1", "late")
     site.shop.answer = RepairAnswer(AnswerState.TAKEN)
     await later(120)
@@ -621,8 +592,7 @@ async def test_an_end_is_reported_where_what_follows_it_can_not_be_written() -> 
 async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -> None:
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
     site.world.operations.person_cancels("n1")
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
     assert site.shop.done == []
@@ -631,8 +601,7 @@ async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -
 async def test_mode_observe_sends_no_order_that_waits() -> None:
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
     await site.replica.stop()
     site.mode, site.shop.answer = RepairMode.OBSERVE, RepairAnswer(AnswerState.TAKEN)
     orders = len(site.shop.orders)
@@ -644,8 +613,7 @@ async def test_mode_observe_sends_no_order_that_waits() -> None:
 async def test_another_boot_of_the_same_node_is_no_replacement() -> None:
     site = Site(kinds=("replace", "ticket"))
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("replace", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("replace", RepairState.ORDERED)])
     site.world.set_node(replace(site.world.nodes["n1"], boot_id="boot-2"))
     site.report("n1")
     await later(600)
@@ -656,8 +624,7 @@ async def test_another_boot_of_the_same_node_is_no_replacement() -> None:
 async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -> None:
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
     runner = reconciler_of(site.replica, OperationReconciler)._repairs
     orders = len(site.shop.orders)
     node_state = site.replica.controller.parts.registry.node_state("n1")

@@ -15,6 +15,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 ILL = snapshot(fault())
 OVERRIDDEN = "quarantine.overridden"
 
@@ -35,7 +37,6 @@ async def draining(world: World, replica: Replica) -> None:
     await until(lambda: world.quarantines and world.quarantines["n1"].status.blockers)
 
 
-@in_virtual_time
 async def test_a_weaker_action_that_a_person_sets_holds_stops_evictions_and_is_shown() -> None:
     world = world_with_a_blocked_job()
     replica = Replica(world, clock=Running())
@@ -55,7 +56,6 @@ async def test_a_weaker_action_that_a_person_sets_holds_stops_evictions_and_is_s
     assert "drain" in changed[0].summary
 
 
-@in_virtual_time
 async def test_an_override_is_ended_by_the_person_who_sets_the_action_back() -> None:
     world = world_with_a_blocked_job()
     replica = Replica(world, clock=Running())
@@ -68,7 +68,6 @@ async def test_an_override_is_ended_by_the_person_who_sets_the_action_back() -> 
     assert world.quarantines["n1"].status.override == ""
 
 
-@in_virtual_time
 async def test_an_override_holds_after_the_aggregator_has_lost_its_memory() -> None:
     world = world_with_a_blocked_job()
     first = Replica(world, clock=Running())
@@ -84,7 +83,6 @@ async def test_an_override_holds_after_the_aggregator_has_lost_its_memory() -> N
     assert world.evicted == []
 
 
-@in_virtual_time
 async def test_a_drain_that_its_maker_makes_a_cordon_is_shown_as_one() -> None:
     """A person's own Quarantine has no override, so no other write follows the edit."""
     world = world_with_a_blocked_job()
@@ -100,7 +98,6 @@ async def test_a_drain_that_its_maker_makes_a_cordon_is_shown_as_one() -> None:
     assert OVERRIDDEN not in replica.notes.kinds("n1")
 
 
-@in_virtual_time
 async def test_a_force_that_becomes_a_cordon_is_shown_as_one_though_a_write_fails() -> None:
     """The intent is written first, and with that the annotation calls for no further write."""
     world, failed = world_with_a_blocked_job(), list[str]()
@@ -125,7 +122,6 @@ async def test_a_force_that_becomes_a_cordon_is_shown_as_one_though_a_write_fail
     assert failed
 
 
-@in_virtual_time
 async def test_an_override_does_not_outlive_its_quarantine() -> None:
     world = world_with_a_blocked_job()
     replica = Replica(world, clock=Running())
@@ -140,7 +136,6 @@ async def test_an_override_does_not_outlive_its_quarantine() -> None:
     await until(lambda: world.evicted == ["uid-a"])
 
 
-@in_virtual_time
 async def test_a_stronger_action_that_a_person_sets_holds_too() -> None:
     world = World.of("n1")
     world.add_pod("n1", "a")
@@ -156,14 +151,12 @@ async def test_a_stronger_action_that_a_person_sets_holds_too() -> None:
     assert "a person set drain" in world.quarantines["n1"].status.override
 
 
-@in_virtual_time
 async def test_a_persons_drain_evicts_nobody_where_the_mode_is_cordon() -> None:
     world = World.of("n1")
     world.add_pod("n1", "a")
     settings = replace(SETTINGS, mode=Action.CORDON)
     replica = await Replica(world, clock=Running(), settings=settings).ready()
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    await replica.agent_brings("n1", ILL, Phase.CORDONED)
     world.person_edits_spec("n1", action=Action.DRAIN)
     await until(lambda: world.quarantines["n1"].status.override)
     await asyncio.sleep(600)
@@ -171,7 +164,6 @@ async def test_a_persons_drain_evicts_nobody_where_the_mode_is_cordon() -> None:
     assert world.evicted == []
 
 
-@in_virtual_time
 async def test_an_edit_of_a_forced_quarantine_holds_until_its_annotation_changes() -> None:
     world = world_with_a_blocked_job()
     Replica(world, clock=Running())
@@ -192,7 +184,6 @@ async def test_an_edit_of_a_forced_quarantine_holds_until_its_annotation_changes
 
 
 @pytest.mark.parametrize("field", ["reason", "requester"])
-@in_virtual_time
 async def test_other_words_of_a_person_in_the_spec_stay(field: str) -> None:
     world = world_with_a_blocked_job()
     replica = Replica(world, clock=Running())

@@ -6,8 +6,9 @@ import pytest
 
 from aggregator.health.model import Cleared, Component, Delta, Status
 from aggregator.quarantine.state.gpus import GpuCounts, gpu_counts
-from tests.aggregator.test_release import drained, gone, one_node
+from tests.aggregator.test_release import drained, gone
 from tests.support import virtual_time
+from tests.support.memory_cluster import World
 from tests.support.node_states import summary_in
 from tests.support.replica import OPEN, SETTINGS, Replica, component, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
@@ -24,7 +25,7 @@ def gpus(*failed: int) -> list[Component]:
 
 
 async def test_a_node_is_measured_from_the_kernels_line_to_its_release() -> None:
-    world = one_node()
+    world = World.of("n1")
     replica = Replica(world, clock=Running())
     stages = replica.fleet.stages
     await soon(lambda: not replica.fleet.view_lost)
@@ -54,7 +55,7 @@ async def test_a_node_is_measured_from_the_kernels_line_to_its_release() -> None
 
 
 async def test_a_restarted_aggregator_measures_no_earlier_decision_again() -> None:
-    world = one_node()
+    world = World.of("n1")
     clock = Running()
     first = Replica(world, clock=clock)
     first.agent("n1", snapshot(fault()))
@@ -70,14 +71,14 @@ async def test_a_restarted_aggregator_measures_no_earlier_decision_again() -> No
 
 
 async def test_gpus_of_a_node_that_has_not_reported_are_those_of_its_label() -> None:
-    world = one_node(labels={"nvidia.com/gpu.count": "4"})
+    world = World.of("n1", labels={"nvidia.com/gpu.count": "4"})
     replica = Replica(world, clock=Running())
     await soon(lambda: summary_in(replica.fleet, "n1").cluster.meta)
     assert gpu_counts(summary_in(replica.fleet, "n1")) == GpuCounts(unknown=4)
 
 
 async def test_a_taint_that_a_limit_held_up_counts_apart() -> None:
-    world = one_node()
+    world = World.of("n1")
     world.add_node("n2")
     settings = replace(SETTINGS, limits=replace(OPEN, concurrent=1))
     replica = Replica(world, clock=Running(), settings=settings)

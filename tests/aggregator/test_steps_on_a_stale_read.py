@@ -324,8 +324,7 @@ def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
 
 
 async def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
-    world, line = World(), FakeLine()
-    world.add_node("n1")
+    world, line = World.of("n1"), FakeLine()
     replica = await Replica(world, clock=Running()).ready()
     replica.agent("n1", snapshot(component("xid", "", Status.OK)), line=line)
     agent_events = replica.controller.parts.agent_events

@@ -36,6 +36,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.decorated(by=in_virtual_time)
+
 T = TypeVar("T")
 
 ILL = snapshot(fault())
@@ -84,7 +86,6 @@ class Queue:
     ("call", "begins"),
     [("create_quarantine", "create n1"), ("patch_node", "patch n1"), ("evict", "evict uid-job-n1")],
 )
-@in_virtual_time
 async def test_what_waited_in_a_queue_when_the_switch_was_set_is_not_sent(
     call: str, begins: str
 ) -> None:
@@ -104,12 +105,10 @@ async def test_what_waited_in_a_queue_when_the_switch_was_set_is_not_sent(
     assert not held_by_stop(replica, "n1")
 
 
-@in_virtual_time
 async def test_an_admission_that_waited_in_a_queue_when_the_switch_was_set_is_not_written() -> None:
     world = world_of("n1", "n2")
     replica = await Replica(world, clock=Running()).ready()
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    await replica.agent_brings("n1", ILL, Phase.DRAINING)
     queue = Queue("write_record", lambda: world.person_stops_unseen("drill"))
     replica.cluster.in_queue = queue
     replica.agent("n2", ILL)
@@ -120,7 +119,6 @@ async def test_an_admission_that_waited_in_a_queue_when_the_switch_was_set_is_no
     await drained(world, "n2")
 
 
-@in_virtual_time
 async def test_an_object_whose_node_is_not_marked_yet_is_held_by_the_stop_and_goes_on_after() -> (
     None
 ):
@@ -143,7 +141,6 @@ async def test_an_object_whose_node_is_not_marked_yet_is_held_by_the_stop_and_go
 @pytest.mark.parametrize(
     "error", [Unreachable("no answer in 2 s"), Refused("may not get configmaps", status=403)]
 )
-@in_virtual_time
 async def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_on(
     error: ClusterError,
 ) -> None:
@@ -171,7 +168,6 @@ async def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_o
     assert replica.fleet.node_summaries["n2"].work.last_error == ""
 
 
-@in_virtual_time
 async def test_a_stop_outlasts_its_object_until_a_person_resumes() -> None:
     world = world_of("n1")
     replica = await Replica(world, clock=Running()).ready()
@@ -189,7 +185,6 @@ async def test_a_stop_outlasts_its_object_until_a_person_resumes() -> None:
     assert replica.fleet.stop == ""
 
 
-@in_virtual_time
 async def test_at_rest_the_switch_is_not_read_and_in_a_burst_seldom() -> None:
     names = [f"n{number}" for number in range(40)]
     world = world_of(*names)
@@ -328,7 +323,6 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
         await broken.check_meanwhile()
 
 
-@in_virtual_time
 async def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
     """Admitted by a process that died; its successor finds the entry, and a stop with late news."""
     world = world_of("n1")
@@ -343,7 +337,6 @@ async def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
     assert world.quarantines == {}
 
 
-@in_virtual_time
 async def test_the_first_quarantine_after_a_rest_does_not_wait_for_the_switch_to_be_read() -> None:
     """Record, object and node are written in turn; the reads run beside the first write."""
     answer = 0.1

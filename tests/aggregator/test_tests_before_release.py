@@ -41,8 +41,7 @@ def site_that_tests(
 
 async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> None:
     site = site_that_tests()
-    site.start()
-    await site.settles(site.is_released)
+    await site.runs_until(site.is_released)
     site.check()
     assert site.repaired == ["reboot", "test"]
     test = site.shop.orders[-1]
@@ -59,8 +58,7 @@ async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> Non
 async def test_a_test_whose_operation_is_gone_is_left_to_a_person_who_is_told_once() -> None:
     site = site_that_tests(verdicts=(GOING,))
     site.world.operations.person_requests("n2", "reboot", "anothers")
-    site.start()
-    await site.settles(lambda: site.attempts()[1:] == [("test", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts()[1:] == [("test", RepairState.ORDERED)])
     operation = site.shop.orders[-1].operation
     site.world.operations.remove(site.world.operations.by_name[operation])
     await site.settles(site.is_exhausted)
@@ -76,8 +74,7 @@ async def test_a_test_whose_operation_is_gone_is_left_to_a_person_who_is_told_on
 async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field: str) -> None:
     site = site_that_tests()
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     found = site.quarantine()
     repair = present(found.status.repair)
     at: dict[str, Any] = {field: repair.attempts[0].began_at + 6 * 3600.0}
@@ -96,8 +93,7 @@ async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field:
 async def test_a_test_begins_as_soon_as_the_node_has_recovered(phase: float) -> None:
     site = site_that_tests()
     site.shop.boots = False
-    site.start()
-    await site.settles(lambda: site.repaired == ["reboot"])
+    await site.runs_until(lambda: site.repaired == ["reboot"])
     await later(60.0 + phase)
     site.shop._boot("n1")
     await site.settles(lambda: site.repaired == ["reboot", "test"])
@@ -113,8 +109,7 @@ async def test_a_node_that_recovers_again_and_again_is_not_looked_at_each_time()
         "rules:\n  - {name: gpu-gone, repair: [reboot, ticket]}\n"
         f"  - {flapping}for: 0s, healthyFor: 0s}}\n"
     )
-    site.start()
-    await site.settles(lambda: site.repaired == ["reboot", "test"])
+    await site.runs_until(lambda: site.repaired == ["reboot", "test"])
     await later(20.0)
     before = site.replica.cluster.asked["read_node"]
     for _ in range(300):
@@ -130,21 +125,18 @@ async def test_a_test_that_fails_is_followed_by_the_next_rung_and_another_test()
     policy = shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset, reboot, ticket]}\n")
     site.policy = policy
     site.shop.answer = RepairAnswer(AnswerState.DONE, "reset")
-    site.start()
-    await site.settles(lambda: site.repaired == ["gpu-reset"])
+    await site.runs_until(lambda: site.repaired == ["gpu-reset"])
     site.ill["n1"] = snapshot(cleared=(Cleared("xid:79", "GPU-1", "reset"),))
     site.report("n1")
     site.shop.answer = RepairAnswer(AnswerState.TAKEN)
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
     assert site.repaired == ["gpu-reset", "test", "reboot", "test"]
 
 
 async def test_a_node_that_fails_its_test_on_the_last_rung_is_a_persons() -> None:
     site = site_that_tests(verdicts=(FAILED,))
     site.kinds = ("reboot", "test")
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     await later(3600)
     site.check()
     assert site.attempts() == [("reboot", S.SUCCEEDED), ("test", S.FAILED)]
@@ -158,8 +150,7 @@ async def test_a_node_that_fails_its_test_on_the_last_rung_is_a_persons() -> Non
 
 async def test_tests_without_a_verdict_are_bounded_and_apart() -> None:
     site = site_that_tests(verdicts=(NOTHING,))
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     await later(3600)
     tests = [one for one in site.quarantine().status.repair.attempts if one.repair == "test"]  # type: ignore[union-attr]  # there is one
     assert [one.state for one in tests] == [S.INCONCLUSIVE] * 3
@@ -171,20 +162,17 @@ async def test_tests_without_a_verdict_are_bounded_and_apart() -> None:
 
 async def test_a_test_without_an_end_is_cancelled_at_its_deadline_and_tried_again() -> None:
     site = site_that_tests(verdicts=(GOING, PASSED))
-    site.start()
-    await site.settles(lambda: len(site.repaired) == 2)
+    await site.runs_until(lambda: len(site.repaired) == 2)
     await later(TIMEOUT - 30)
     assert site.attempts()[-1] == ("test", S.ORDERED)
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
     assert site.shop.cancelled == [site.shop.orders[1].operation]
     assert site.repaired == ["reboot", "test", "test"]
 
 
 async def test_a_pass_does_not_count_where_evidence_came_during_the_test() -> None:
     site = site_that_tests(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: len(site.repaired) == 2)
+    await site.runs_until(lambda: len(site.repaired) == 2)
     boot = site.world.nodes["n1"].boot_id
     site.replica.agent("n1", snapshot(fault(boot_id=boot)), boot_id=boot)
     await later(60)
@@ -195,15 +183,13 @@ async def test_a_pass_does_not_count_where_evidence_came_during_the_test() -> No
     assert not site.is_released()
     well = snapshot(cleared=(Cleared("xid:79", "GPU-1", "reset"),))
     site.replica.agent("n1", well, boot_id=boot)
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
     assert site.repaired.count("test") == 2
 
 
 async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons() -> None:
     site = site_that_tests(verify_within=1800.0)
-    site.start()
-    await site.settles(lambda: site.attempts()[:1] == [("reboot", S.ORDERED)])
+    await site.runs_until(lambda: site.attempts()[:1] == [("reboot", S.ORDERED)])
     site.world.person_stops("a look")
     await later(900)
     assert site.attempts() == [("reboot", S.SUCCEEDED)]
@@ -221,19 +207,16 @@ async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons
 async def test_a_person_tests_a_node_that_was_left_to_them_and_it_returns() -> None:
     site = site_that_tests(verdicts=(FAILED, PASSED))
     site.kinds = ("reboot", "test")
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     site.world.operations.person_requests("n1", "test", "by-hand", profile="standard")
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
     assert site.shop.orders[-1].profile == "standard"
 
 
 async def test_another_profile_by_hand_is_no_pass_of_the_one_that_is_asked_for() -> None:
     site = site_that_tests(verdicts=(FAILED, PASSED, GOING))
     site.kinds = ("reboot", "test")
-    site.start()
-    await site.settles(site.is_exhausted)
+    await site.runs_until(site.is_exhausted)
     site.world.operations.person_requests("n1", "test", "by-hand", profile="quick")
     await site.settles(lambda: len(site.repaired) == 4)
     assert [one.profile for one in site.shop.orders] == ["", "standard", "quick", "standard"]
@@ -242,8 +225,7 @@ async def test_another_profile_by_hand_is_no_pass_of_the_one_that_is_asked_for()
 
 async def test_a_persons_exemption_ends_the_wait_for_a_test() -> None:
     site = site_that_tests(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: len(site.repaired) == 2)
+    await site.runs_until(lambda: len(site.repaired) == 2)
     until = "until 2100-01-01T00:00:00Z ours"
     site.world.person_annotates("n1", EXEMPT, until)
     await site.settles(site.is_released, within=120)
@@ -253,8 +235,7 @@ async def test_a_persons_exemption_ends_the_wait_for_a_test() -> None:
 async def test_in_no_other_mode_a_test_holds_a_release(mode: RepairMode) -> None:
     site = site_that_tests()
     site.mode = mode
-    site.start()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.runs_until(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     site.world.set_node(replace(site.world.nodes["n1"], boot_id="boot-2"))
     site.report("n1")
     await site.settles(site.is_released)
@@ -270,8 +251,7 @@ async def test_a_cordoned_node_with_work_is_released_without_a_test_and_says_so(
     site = site_that_tests()
     policy = shipped_policy("rules:\n  - {name: gpu-gone, action: cordon, repair: [reboot]}\n")
     site.policy = policy
-    site.start()
-    await site.settles(
+    await site.runs_until(
         lambda: site.world.quarantines and site.quarantine().status.phase is Phase.CORDONED
     )
     assert site.quarantine().spec.action is Action.CORDON
@@ -290,8 +270,7 @@ async def test_two_nodes_of_a_rack_are_tested_one_after_the_other() -> None:
     for name in ("n1", "n2"):
         node = site.world.nodes[name]
         site.world.set_node(replace(node, labels={**node.labels, "rack": "7"}))
-    site.start()
-    await site.settles(site.is_released, within=8 * TIMEOUT)
+    await site.runs_until(site.is_released, within=8 * TIMEOUT)
     site.check()
     assert site.repaired.count("test") == 2
 
@@ -305,8 +284,7 @@ def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, after: b
         site = site_that_tests()
         site.twice, site.kinds = True, ("reboot", "test")
         site.shop.verdicts = [GOING]
-        site.start()
-        await site.settles(lambda: len(site.repaired) == 2)
+        await site.runs_until(lambda: len(site.repaired) == 2)
         await site.stop()
         repair = present(site.quarantine().status.repair)
         fresh = replace(repair, attempts=repair.attempts[:1])
@@ -353,8 +331,7 @@ async def test_lost_answers_of_the_cluster_release_no_node_without_its_pass(lost
         return None
 
     site.start(MemoryCluster(site.world, loses=loses))
-    await site.settles(site.is_released)
-    site.check()
+    await site.ends_well(site.is_released)
     assert "test" in site.repaired
 
 
@@ -362,11 +339,9 @@ async def test_a_restart_during_a_test_makes_no_second_one() -> None:
     """The next process waits anew for the evidence to stay away, and nothing is in force."""
     site = site_that_tests(verdicts=(GOING,))
     site.twice = True
-    site.start()
-    await site.settles(lambda: len(site.repaired) == 2)
+    await site.runs_until(lambda: len(site.repaired) == 2)
     await site.replica.stop()
     site.shop.verdicts = [PASSED]
-    site.start()
-    await site.settles(site.is_released)
+    await site.runs_until(site.is_released)
     site.check()
     assert site.repaired == ["reboot", "test"]

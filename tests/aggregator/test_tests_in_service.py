@@ -63,8 +63,7 @@ def ended_as(site: IdleNodes, ident: str = "r1") -> str:
 async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> None:
     site = in_service()
     ask(site)
-    site.start()
-    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.runs_until(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
     [order] = site.program.orders
     assert (order.idle_class, order.tolerates, order.quarantine) == ("sickbay-idle-test", "", "")
@@ -102,8 +101,7 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
         site.world.add_pod("n1", f"work-{number}")
     site.world.add_pod("n1", "driver", owner_kind="DaemonSet")
     ask(site)
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Cancelled")
+    await site.runs_until(lambda: site.last_test().get("state") == "Cancelled")
     last = site.last_test()
     assert last["request"] == "r1"
     assert last["message"] == (
@@ -127,8 +125,7 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
 async def test_a_profile_that_there_is_not_is_refused() -> None:
     site = in_service()
     ask(site, profile="thorough")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Cancelled")
+    await site.runs_until(lambda: site.last_test().get("state") == "Cancelled")
     text = "refused: there is no profile thorough; expected one of quick, standard"
     assert site.last_test()["message"] == text
     assert site.program.orders == []
@@ -137,8 +134,7 @@ async def test_a_profile_that_there_is_not_is_refused() -> None:
 async def test_a_refused_test_changes_nothing_of_what_is_known_of_the_node() -> None:
     site = in_service(verdicts=(FAILED, PASSED))
     ask(site)
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     site.world.add_pod("n1", "work")
     ask(site, ident="r2")
     await site.settles(lambda: site.last_test().get("request") == "r2")
@@ -155,12 +151,10 @@ async def test_a_refused_test_changes_nothing_of_what_is_known_of_the_node() -> 
 async def test_a_failure_is_evidence_over_a_restart_until_another_boot() -> None:
     site = in_service(verdicts=(FAILED,))
     ask(site)
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     assert site.world.quarantines == {}
     await site.replica.stop()
-    site.start()
-    await site.settles(lambda: site.evidence() == ["active-test:failed"])
+    await site.runs_until(lambda: site.evidence() == ["active-test:failed"])
     site.reboot()
     await site.settles(lambda: site.evidence() == [])
     assert len(site.program.orders) == 1
@@ -170,8 +164,7 @@ async def test_a_site_may_quarantine_a_node_that_fails_by_hand() -> None:
     site = in_service(verdicts=(FAILED,))
     site.policy = CORDONS
     ask(site)
-    site.start()
-    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await site.runs_until(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
     await later(HOUR)
     assert len(site.program.orders) == 1
     site.check()
@@ -238,8 +231,7 @@ async def test_work_that_comes_before_the_pod_begins_ends_the_test_without_a_ver
     site = in_service(verdicts=(waits,))
     site.timeout = 4 * HOUR
     ask(site)
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Inconclusive", within=HOUR)
+    await site.runs_until(lambda: site.last_test().get("state") == "Inconclusive", within=HOUR)
     assert site.program.cancelled == site.program.operations
     assert parse_record(site.world.record.text).node_tests == {}
     await later(10 * HOUR)
@@ -251,8 +243,7 @@ async def test_a_startup_taint_ends_the_test_and_a_quarantine_does() -> None:
         site = in_service(verdicts=(GOING,))
         site.rules = {"taint": KEY, "profile": "standard"}
         ask(site)
-        site.start()
-        await site.settles(lambda: site.last_test().get("state") == "Ordered")  # noqa: B023
+        await site.runs_until(lambda: site.last_test().get("state") == "Ordered")  # noqa: B023
         if ends == "taint":
             site.set_taints(POOL, UNTESTED)
         else:
@@ -283,8 +274,7 @@ async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> N
     site = in_service()
     site.world.person_stops("maintenance")
     ask(site)
-    site.start()
-    await site.settles(lambda: bool(site.replica.fleet.node_tests.get("n1")))
+    await site.runs_until(lambda: bool(site.replica.fleet.node_tests.get("n1")))
     shown = site.replica.fleet.node_tests["n1"]
     assert (shown.test, shown.tainted, shown.requested) == (None, False, "r1")
     await site.settles(lambda: "maintenance" in site.replica.fleet.node_tests["n1"].held)
@@ -298,8 +288,7 @@ async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> N
 async def test_a_person_deletes_the_operation_of_a_test_under_way() -> None:
     site = in_service(verdicts=(GOING,))
     ask(site)
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
     await site.settles(lambda: ended_as(site) == "Ordered", within=60)
     site.world.operations.person_cancels("n1")
     await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=60)
@@ -490,8 +479,7 @@ async def test_a_refused_test_leaves_no_reservation_behind() -> None:
 async def test_a_request_of_the_same_name_as_one_that_was_removed_is_another_one() -> None:
     site = in_service()
     ask(site)
-    site.start()
-    await site.settles(lambda: ended_as(site) == "Succeeded")
+    await site.runs_until(lambda: ended_as(site) == "Succeeded")
     site.world.operations.remove(site.world.operations.by_name["r1"])
     ask(site)
     await site.settles(lambda: len(site.program.operations) == 2)
@@ -610,8 +598,7 @@ async def test_work_that_comes_between_two_looks_is_seen_before_the_order() -> N
     site = in_service("n1", "n2", verdicts=(GOING,), racks={"n1": "r1", "n2": "r1"})
     for name in site.names:
         ask(site, name)
-    site.start()
-    await site.settles(lambda: len(site.program.orders) == 1)
+    await site.runs_until(lambda: len(site.program.orders) == 1)
     [first] = [one.node for one in site.program.orders]
     other = "n2" if first == "n1" else "n1"
     await site.settles(partial(lambda: site.replica.fleet.node_tests[other].held))

@@ -37,8 +37,7 @@ def under(action: OnUncordon, *, trusts_author: bool = False) -> Settings:
 
 
 def world_with_a_job(*, blocked: bool = False, **node: object) -> World:
-    world = World()
-    world.add_node("n1", **node)
+    world = World.of("n1", **node)
     pod = world.add_pod("n1", "a")
     if blocked:
         world.budget_blocks = {pod.uid}

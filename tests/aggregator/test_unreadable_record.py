@@ -16,9 +16,9 @@ from aggregator.quarantine.decide.node_marks import read_overruled
 from tests.aggregator.test_interruption import (
     ILL,
     check_released,
-    quarantined,
     reaches_released,
     recovers,
+    world_in_quarantine,
     world_with_jobs,
 )
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
@@ -45,8 +45,7 @@ def strips(replica: Replica, world: World) -> None:
 async def test_an_unreadable_record_holds_up_no_release(
     act: Callable[[Replica, World], None], *, restarted: bool
 ) -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     entered = world.record.text
     if restarted:
         world.person_garbles_the_record()
@@ -104,8 +103,7 @@ async def test_an_unreadable_record_admits_nobody_until_it_is_mended() -> None:
 
 
 async def test_a_release_that_dies_while_the_record_is_unreadable_is_finished_by_the_next() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     world.person_garbles_the_record()
     first = await Replica(world, clock=clock).ready()
     world.person_deletes("n1")
@@ -131,8 +129,7 @@ def failing(call: str) -> ClusterError | None:
 async def test_a_record_that_may_not_or_can_not_be_used_holds_up_no_release(
     fails: Callable[[str], ClusterError | None],
 ) -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     broken = True
     await Replica(world, clock=clock, fails=lambda call: fails(call) if broken else None).ready()
     world.person_deletes("n1")
@@ -161,8 +158,7 @@ async def test_a_record_that_gives_no_answer_holds_up_a_release_for_seconds_at_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("aggregator.quarantine.actions.release.RECORD_WITHIN", 0.2)
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
+    world, clock = await world_in_quarantine()
     cluster = Silent(world)
     replica = await Replica(world, clock=clock, cluster=cluster).ready()
     world.person_garbles_the_record()

@@ -3,6 +3,7 @@ virtual time.
 """
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pytest
 
@@ -60,6 +61,9 @@ class WithJob(IdleNodes):
         return replace(found, repairers={"test": entry})
 
 
+S = TypeVar("S", bound=NewNodes)
+
+
 class WithoutAgent(NewNodes):
     """Nodes whose tests are a site's command or endpoint, which tell no end after `cancel`."""
 
@@ -80,6 +84,12 @@ def site_with_a_test(kind: str) -> NewNodes:
     return site
 
 
+async def ordered(site: S) -> S:
+    """The site, with its test under way."""
+    await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
+    return site
+
+
 async def turned_off(site: NewNodes, cluster: MemoryCluster | None = None) -> None:
     await site.replica.stop()
     site.mode, site.rules = RepairMode.OFF, {}
@@ -90,9 +100,7 @@ async def turned_off(site: NewNodes, cluster: MemoryCluster | None = None) -> No
 
 @pytest.mark.parametrize("kind", ["idle", "new", "by hand"])
 async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: str) -> None:
-    site = site_with_a_test(kind)
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test(kind))
     taints = site.taints()
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
@@ -117,8 +125,7 @@ async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: s
 async def test_its_job_and_its_pod_are_gone_before_the_node_says_that_it_has_ended() -> None:
     site = WithJob(verdicts=(GOING,))
     job = site.job = Job()
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await ordered(site)
     await turned_off(site)
     await site.settles(lambda: job.state == "deleted", within=60.0)
     assert site.last_test()["state"] == "Ordered"
@@ -130,8 +137,7 @@ async def test_its_job_and_its_pod_are_gone_before_the_node_says_that_it_has_end
 
 async def test_the_condition_of_a_new_node_does_not_say_that_a_test_is_under_way() -> None:
     site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.condition() == ("Unknown", "TestUnderWay"))
+    await site.runs_until(lambda: site.condition() == ("Unknown", "TestUnderWay"))
     await turned_off(site)
     await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
     assert OFF in site.world.test_conditions["n1"].message
@@ -140,8 +146,7 @@ async def test_the_condition_of_a_new_node_does_not_say_that_a_test_is_under_way
 
 async def test_a_process_that_dies_before_the_condition_leaves_that_to_the_next_one() -> None:
     site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.condition() == ("Unknown", "TestUnderWay"))
+    await site.runs_until(lambda: site.condition() == ("Unknown", "TestUnderWay"))
     cluster = MemoryCluster(site.world)
     refused = Unreachable("the process is dead")
     cluster._fails = lambda name: refused if name == "write_test_condition" else None
@@ -149,14 +154,11 @@ async def test_a_process_that_dies_before_the_condition_leaves_that_to_the_next_
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     assert site.condition() == ("Unknown", "TestUnderWay")
     await site.replica.stop()
-    site.start()
-    await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
+    await site.runs_until(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
 
 
 async def test_a_verdict_that_comes_with_repairs_off_removes_no_taint() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     site.program.verdicts = [PASSED]
     await turned_off(site)
     await later(HOUR)
@@ -176,9 +178,7 @@ async def test_an_order_that_was_not_sent_is_not_sent_with_repairs_off() -> None
 
 
 async def test_the_agent_is_awaited_that_has_to_end_the_test() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     names, site.names = site.names, ()
     await turned_off(site)
     await later(TIMEOUT / 4)
@@ -190,9 +190,7 @@ async def test_the_agent_is_awaited_that_has_to_end_the_test() -> None:
 
 
 async def test_an_agent_that_never_comes_back_is_awaited_until_the_deadline_of_the_test() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     site.names = ()
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=2 * TIMEOUT)
@@ -203,9 +201,7 @@ async def test_an_agent_that_never_comes_back_is_awaited_until_the_deadline_of_t
 async def test_a_test_whose_agent_does_not_confirm_its_end_stays_ordered_and_is_asked_again(
     kind: str,
 ) -> None:
-    site = site_with_a_test(kind)
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test(kind))
     site.program.confirms = False
     await turned_off(site)
     await later(TIMEOUT / 2)
@@ -219,9 +215,7 @@ async def test_a_test_whose_agent_does_not_confirm_its_end_stays_ordered_and_is_
 
 
 async def test_an_end_that_is_never_confirmed_is_awaited_until_the_deadline_of_the_test() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     deadline, site.program.confirms = site.last_test()["deadline_at"], False
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=2 * TIMEOUT)
@@ -230,32 +224,25 @@ async def test_an_end_that_is_never_confirmed_is_awaited_until_the_deadline_of_t
 
 
 async def test_a_test_that_has_ended_before_it_is_cancelled_is_not_awaited() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     site.program.verdicts, site.program.confirms = [PASSED], False
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
 
 
 async def test_a_test_of_an_earlier_boot_has_ended_without_the_word_of_its_agent() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     site.program.confirms = False
     await site.replica.stop()
     site.names = ()
     site.mode, site.rules = RepairMode.OFF, {}
     node = site.world.nodes["n1"]
     site.world.set_node(replace(node, boot_id="another"))
-    site.start()
-    await site.settles(lambda: site.last_test()["state"] == "Inconclusive", within=60.0)
+    await site.runs_until(lambda: site.last_test()["state"] == "Inconclusive", within=60.0)
 
 
 async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_for() -> None:
-    site = WithoutAgent(verdicts=(GOING,))
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(WithoutAgent(verdicts=(GOING,)))
     site.program.confirms = False
     site.names = ()
     await turned_off(site)
@@ -265,8 +252,9 @@ async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_fo
 async def test_agents_that_answer_late_are_asked_at_the_same_time_and_few_at_once() -> None:
     site = NewNodes(*(f"n{number}" for number in range(12)), verdicts=(GOING,))
     site.rules["concurrent"] = site.program.concurrent = 12
-    site.start()
-    await site.settles(lambda: all(site.last_test(n).get("state") == "Ordered" for n in site.names))
+    await site.runs_until(
+        lambda: all(site.last_test(n).get("state") == "Ordered" for n in site.names)
+    )
     site.program.cancel_takes = 14.0
     await turned_off(site)
     await site.settles(
@@ -277,9 +265,7 @@ async def test_agents_that_answer_late_are_asked_at_the_same_time_and_few_at_onc
 
 
 async def test_no_end_of_a_test_is_awaited_beyond_the_end_of_the_process() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     site.program.cancel_takes = TIMEOUT
     await turned_off(site)
     await site.settles(lambda: site.program.cancelling == 1, within=60.0)
@@ -289,9 +275,7 @@ async def test_no_end_of_a_test_is_awaited_beyond_the_end_of_the_process() -> No
 
 
 async def test_a_refusal_of_the_cluster_is_shown_until_it_is_over() -> None:
-    site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("new"))
     cluster = MemoryCluster(site.world)
     refused = Unreachable("the API server is away")
     cluster._fails = lambda name: refused if name == "read_node" else None
@@ -308,8 +292,7 @@ async def test_a_condition_that_can_not_be_written_is_tried_with_growing_pauses_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site = site_with_a_test("new")
-    site.start()
-    await site.settles(lambda: site.condition() == ("Unknown", "TestUnderWay"))
+    await site.runs_until(lambda: site.condition() == ("Unknown", "TestUnderWay"))
     cluster = MemoryCluster(site.world)
     refused = Unreachable("nodes/status is forbidden")
     cluster._fails = lambda name: refused if name == "write_test_condition" else None
@@ -325,8 +308,7 @@ async def test_a_condition_that_can_not_be_written_is_tried_with_growing_pauses_
 async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written() -> None:
     site = site_with_a_test("idle")
     site.program.verdicts = [RepairAnswer(AnswerState.FAILED, "too slow")]
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Failed")
+    await site.runs_until(lambda: site.last_test().get("state") == "Failed")
     cluster, writes = MemoryCluster(site.world), len(site.world.writes)
     await turned_off(site, cluster)
     await later(10 * HOUR)
@@ -347,9 +329,7 @@ async def test_a_test_that_can_not_be_read_is_left_to_a_person() -> None:
 async def test_a_test_that_can_not_be_read_keeps_its_reservation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    site = site_with_a_test("idle")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("idle"))
     await site.replica.stop()
     unread = site.break_test()
     cluster = MemoryCluster(site.world)
@@ -365,14 +345,11 @@ async def test_a_test_that_can_not_be_read_keeps_its_reservation(
 
 
 async def test_a_test_is_ended_too_where_the_configuration_has_no_tests_any_more() -> None:
-    site = site_with_a_test("idle")
-    site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site = await ordered(site_with_a_test("idle"))
     await site.replica.stop()
     assert isinstance(site, IdleNodes)
     site.idle, site.gives_way = None, False
-    site.start()
-    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    await site.runs_until(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     assert site.last_test()["message"] == "the configuration has no tests of nodes any more"
     assert KEY not in [one.key for one in site.taints()]
 
@@ -387,16 +364,14 @@ def test_a_process_that_dies_anywhere_while_it_ends_a_test_leaves_that_to_the_ne
     @in_virtual_time
     async def one(number: int) -> bool:
         site = site_with_a_test(kind)
-        site.start()
-        await site.settles(lambda: site.last_test().get("state") == "Ordered")
+        await site.runs_until(lambda: site.last_test().get("state") == "Ordered")
         cluster = MemoryCluster(site.world)
         cluster.crash_at_change(number, after=after)
         await turned_off(site, cluster)
         await later(60.0)
         died = cluster.crashed.is_set()
         site.replica.task.cancel()
-        site.start()
-        await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+        await site.runs_until(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
         if kind == "new":
             await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
         await later(TIMEOUT)

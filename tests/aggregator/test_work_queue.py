@@ -12,6 +12,7 @@ from aggregator.quarantine.reconcile.work_queue import MARKS_FIRST, WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import Replica, fault, snapshot
+from tests.support.tasks import end_tasks
 from tests.support.virtual_replica import Running, later
 from tests.support.virtual_time import in_virtual_time, loop_time
 
@@ -194,12 +195,10 @@ class Writing(MemoryCluster):
 
 
 async def test_a_controller_that_stops_waits_for_the_writer_of_the_record() -> None:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     cluster = Writing(world)
     replica = Replica(world, clock=Running(), cluster=cluster)
     replica.agent("n1", snapshot(fault()))
     await cluster.begun.wait()
-    replica.task.cancel()
-    await asyncio.wait({replica.task})
+    await end_tasks(replica.task)
     assert cluster.ended

@@ -286,5 +286,15 @@ class NewNodes:
     async def settles(self, what: Callable[[], object], within: float = 4 * TIMEOUT) -> None:
         await soon(what, within=within)
 
+    async def runs_until(self, what: Callable[[], object], within: float = 4 * TIMEOUT) -> None:
+        """Start a process, and wait for this."""
+        self.start()
+        await self.settles(what, within)
+
+    async def ends_well(self, what: Callable[[], object]) -> None:
+        """It comes to this, and nothing was wrong on the way."""
+        await self.settles(what)
+        self.check()
+
     def check(self) -> None:
         assert (self.program.wrong, self.watch.wrong) == ([], [])

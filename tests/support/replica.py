@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, Self
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, ClusterError
+from aggregator.cluster.port import Action, ClusterError, Phase
 from aggregator.composition.core import build_controller
 from aggregator.events import EvidenceRecording, Transition
 from aggregator.health.model import (
@@ -32,7 +32,8 @@ from aggregator.quarantine.repair.operation_requests import OperationRequests
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
-from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.tasks import end_tasks
 from tests.support.waiting import until
 
 
@@ -238,11 +239,17 @@ class Replica:
         self.cluster.world.facts.note_evidence(node, evidence)
         return self.controller.on_evidence(node, evidence, self.clock())
 
+    async def agent_brings(
+        self, node: str, evidence: Snapshot | Delta, phase: Phase, **more: Any
+    ) -> None:
+        """The node's agent says this, and the node's quarantine comes to this phase."""
+        self.agent(node, evidence, **more)
+        await until(lambda: phase_of(self.cluster.world, node) is phase, within=600.0)
+
     def evaluate_due(self) -> None:
         """Evaluate at this time of its clock, which the test turns within the same turn."""
         evaluate_due(self.controller)
 
     async def stop(self) -> None:
         self.cluster.crashed.set()
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        await end_tasks(self.task)
