@@ -22,26 +22,28 @@ class Assembler:
     def make(self, kind: type[T], **others: object) -> T:
         """The part of this type; where there is none yet it is made, and first what it needs.
 
-        ``others``: arguments by name, which come before those by type. Raises TypeError where an
-        argument has no default and no known type.
+        ``others``: arguments by name, which come before those by type. No argument is left to its
+        default, because a part that is missing would be missed in silence. Raises TypeError where
+        an argument has no known type.
         """
         if kind not in self._parts:
             found = dict(others)
-            for name, (wanted, is_optional) in arguments(kind.__init__).items():
-                if name not in found and wanted in self._parts:
-                    found[name] = self._parts[wanted]
-                elif not (name in found or is_optional):
+            for name, wanted in arguments(kind.__init__).items():
+                if name in found:
+                    continue
+                if wanted not in self._parts:
                     if not getattr(wanted, "__module__", "").startswith("aggregator."):
                         raise TypeError(f"{kind.__name__} needs {name}: {wanted}")
-                    found[name] = self.make(wanted)
+                    self.make(wanted)
+                found[name] = self._parts[wanted]
             self._parts[kind] = kind(**found)
         made: T = self._parts[kind]
         return made
 
 
 @cache
-def arguments(constructor: Any) -> Mapping[str, tuple[Any, bool]]:
-    """The arguments of an ``__init__``: the type of each, and whether it has a default."""
+def arguments(constructor: Any) -> Mapping[str, Any]:
+    """The type of each argument of an ``__init__``, by name."""
     types = get_type_hints(constructor)
-    _, *named = inspect.signature(constructor).parameters.values()
-    return {one.name: (types.get(one.name), one.default is not one.empty) for one in named}
+    _, *names = inspect.signature(constructor).parameters
+    return {name: types.get(name) for name in names}

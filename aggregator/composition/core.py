@@ -78,7 +78,7 @@ def build_controller(
 ) -> Controller:
     """The controller. Without ``may_act`` no other process ever is."""
     assembler = Assembler(
-        {kind: getattr(settings, name) for name, (kind, _) in arguments(Settings.__init__).items()}
+        {kind: getattr(settings, name) for name, kind in arguments(Settings.__init__).items()}
         | dict.fromkeys((Cluster, NodesAndPods, SharedObjects), cluster)
         | {FleetState: fleet, StageTimes: fleet.stages, Policy: policy, Clocks: clocks}
         | {random.Random: rng, MarkRules: settings.marks, Operations: cluster.operations}
