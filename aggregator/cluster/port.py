@@ -50,11 +50,13 @@ class ClusterTooOld(ClusterError):
     """The cluster's version lacks what sickbay needs. Another try would find the same."""
 
 
+class AdmissionFailed(Unreachable):
+    """A webhook did not answer, so that nothing was stored. Any other 5xx may have stored it."""
+
+
 def is_refusal(error: ClusterError) -> bool:
-    """Whether the cluster refuses to store the object. A 500 is also a webhook that does not
-    answer.
-    """
-    return isinstance(error, Refused) or error.status == 500
+    """Whether this request has certainly stored nothing. One before it may have."""
+    return isinstance(error, Refused | AdmissionFailed)
 
 
 class GuardRefused(ClusterError):

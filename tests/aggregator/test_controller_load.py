@@ -8,6 +8,7 @@ import pytest
 
 from aggregator.cluster.port import (
     UNGUARDED,
+    AdmissionFailed,
     ClusterError,
     Guard,
     NodeMeta,
@@ -160,7 +161,7 @@ async def test_a_cluster_that_refuses_for_hours_is_asked_on_and_the_node_is_seen
 
 @pytest.mark.parametrize(
     "error",
-    [Refused("exceeded quota", status=403), Unreachable("failed calling webhook", status=500)],
+    [Refused("exceeded quota", status=403), AdmissionFailed("failed calling webhook", status=500)],
 )
 async def test_a_quarantine_that_is_refused_is_an_event_and_leaves_its_place_to_others(
     error: ClusterError,
@@ -182,6 +183,36 @@ async def test_a_quarantine_that_is_refused_is_an_event_and_leaves_its_place_to_
     replica.agent("n2", ILL)
     await asyncio.sleep(30)
     assert phase_of(world, "n2") is Phase.DRAINED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unreachable("etcdserver: request timed out", status=500),
+        Refused("exceeded quota: by an earlier try without an answer", status=403),
+    ],
+)
+async def test_a_quarantine_that_was_stored_all_the_same_keeps_its_place(
+    error: ClusterError,
+) -> None:
+    world, kept = World.of("n1"), list[bool]()
+
+    class StoresAndFails(MemoryCluster):
+        async def create_quarantine(
+            self, node: str, spec: QuarantineSpec, *, guard: Guard
+        ) -> Quarantine:
+            await super().create_quarantine(node, spec, guard=guard)
+            raise error
+
+        async def write_record(self, text: str, version: str, *, guard: Guard) -> RecordText:
+            kept.append("n1" in parse_record(text).entries)
+            return await super().write_record(text, version, guard=guard)
+
+    replica = Replica(world, clock=Running(), cluster=StoresAndFails(world))
+    replica.agent("n1", ILL)
+    await asyncio.sleep(30)
+    assert phase_of(world, "n1") is Phase.DRAINED
+    assert all(kept[kept.index(True) :])
 
 
 async def test_a_check_that_flaps_is_not_written_each_time() -> None:

@@ -10,6 +10,7 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure, parse_failure
 from aggregator.cluster.kubernetes.evictions import read_refusal
 from aggregator.cluster.port import (
+    AdmissionFailed,
     AdmissionRefused,
     ClusterError,
     Conflict,
@@ -139,6 +140,7 @@ def test_what_admission_denies_is_a_refusal_whatever_its_code(code: int) -> None
 def test_a_webhook_that_cannot_be_called_may_pass_and_is_about_the_pod() -> None:
     down = failure(500, message='Internal error occurred: failed calling webhook "x": refused')
     assert read_refusal(down).outcome is Evicted.FAILING
+    assert type(down.error()) is AdmissionFailed, "nothing was stored"
 
 
 @pytest.mark.parametrize("code", [401, 408, 410, 429, 500, 503])

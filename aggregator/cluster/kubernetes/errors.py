@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from aggregator.cluster.port import (
+    AdmissionFailed,
     AdmissionRefused,
     ClusterError,
     Conflict,
@@ -86,8 +87,8 @@ class Failure:
         return self._kind()(text, status=self.code, retry_after=self.retry_after)
 
     def _kind(self) -> type[ClusterError]:
-        if self.of_admission and self.code < 500:
-            return AdmissionRefused  # its 404 or 409 is not about the object
+        if self.of_admission:  # its 404 or 409 is not about the object
+            return AdmissionRefused if self.code < 500 else AdmissionFailed
         if self.code == 404:
             return NotFound
         if self.code == 409 or self.of_a_namesake:

@@ -215,14 +215,12 @@ class AdmissionReconciler:
             installation=self._acts.cluster.installation,
         )
         writer, guard = self._acts.record_writer, self._acts.guard(node_state)
-        entry, create = (
-            writer.record.entries.get(node_state.node),
-            self._acts.cluster.create_quarantine,
-        )
+        entry, cluster = writer.record.entries.get(node_state.node), self._acts.cluster
         try:
-            quarantine = await create(node_state.node, spec, guard=guard)
+            quarantine = await cluster.create_quarantine(node_state.node, spec, guard=guard)
         except ClusterError as error:
-            if is_refusal(error):
+            # An earlier try, which got no answer, may have made it.
+            if is_refusal(error) and await cluster.read_quarantine(node_state.node) is None:
                 await writer.withdraw(entry)  # another node may have its place
             raise
         node_state.quarantine_view.restored = quarantine.uid
