@@ -61,8 +61,9 @@ class GpuMap:
         for address, uuid in (remembered or {}).items():
             self.learn(address, uuid)
         self._named.clear()
-        #: The map of the earlier agent.
+        #: The map of the earlier agent, and its addresses at which no GPU was since this one began.
         self._before = dict(self._uuids)
+        self._unseen = set(self._before)
         #: By address: the driver that gives a GPU to a virtual machine.
         self._given: dict[str, str] = {}
         self._switches: frozenset[str] = frozenset()
@@ -138,7 +139,8 @@ class GpuMap:
         They are forgotten.
         """
         here = self.present()
-        absent = [slot for slot in self._before if slot in self._uuids and slot not in here]
+        self._unseen -= here  # one that is lost later was not exchanged before
+        absent = [slot for slot in self._unseen if slot in self._uuids]
         new = {self._uuids.get(slot) for slot in here - self._before.keys()} - {None}
         if len(new.difference(self._before.values())) != len(absent):
             return []

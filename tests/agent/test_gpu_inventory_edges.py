@@ -61,6 +61,17 @@ async def test_gpus_that_were_exchanged_while_no_agent_ran_are_not_missing(
         assert seen.status("GPU-8") == ("FAILED", "missing")
 
 
+@pytest.mark.parametrize("before", [{"0000:99:00": "GPU-8"}, {}])
+async def test_a_gpu_lost_after_others_came_is_missing(node: Node, before: dict[str, str]) -> None:
+    before = {ADDRESSES[1]: "GPU-1"} | before  # GPU-0 is new
+    node.sources = replace(node.sources, gpus=GpuMap(node.sources.machine, before))
+    check = node.build(gpu_inventory.SPEC)
+    await inventory(node, check)
+    node.set_gpus(GPUS[0])
+    node.take_off_the_bus(1)
+    assert (await inventory(node, check)).status("GPU-1") == ("FAILED", "missing")
+
+
 @pytest.mark.parametrize(
     ("codes", "verdict"),
     [
