@@ -64,16 +64,22 @@ class Route:
     tokens: Iterator[str] = field(default_factory=lambda: iter(()))
 
 
+class _FieldMissing(CommandFailed, KeyError):
+    """A KeyError too: a jsonpath that leads nowhere is empty."""
+
+    __str__ = Exception.__str__
+
+
 class _Object(dict[str, Any]):
     """An object of an answer. An older aggregator's lacks the fields that are new since."""
 
     def __missing__(self, name: str) -> Any:
-        raise CommandFailed(
+        raise _FieldMissing(
             f'the answer has no "{name}": is the aggregator older than this program, {VERSION}?'
         )
 
 
-_read = partial(json.loads, object_pairs_hook=_Object)
+read_answer = partial(json.loads, object_pairs_hook=_Object)
 
 
 class Client:
@@ -119,7 +125,7 @@ class Client:
         target = f"{self.url}/api/v1/{where}" + (f"?{urlencode(given)}" if given else "")
         with self._open(target) as response:
             try:
-                return _read(response.read())
+                return read_answer(response.read())
             except (ValueError, OSError, http.client.HTTPException) as error:
                 raise CommandFailed(f"the response from {target} can't be read: {error}") from error
 
@@ -139,7 +145,7 @@ class Client:
                     if not line and response.isclosed():
                         return
                     key, _, value = line.partition(": ")
-                    data = _read(value) if key == "data" else None
+                    data = read_answer(value) if key == "data" else None
                 except (OSError, ValueError, http.client.HTTPException) as error:
                     raise CommandFailed(f"the stream broke: {error}") from error
                 if key == "id":

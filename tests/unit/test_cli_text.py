@@ -3,6 +3,7 @@
 import argparse
 import datetime as dt
 import io
+import json
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from aggregator.cli import cluster_view, render, render_nodes, write_commands
 from aggregator.cli.actions import preview
 from aggregator.cli.arguments import program
+from aggregator.cli.client import read_answer
 from aggregator.cli.command_line import parser_for
 from aggregator.cli.command_words import own_words
 from aggregator.cli.confirm import confirm, require_terminal
@@ -36,14 +38,12 @@ from aggregator.cluster.port import (
 from aggregator.version import VERSION
 
 NOW = dt.datetime(2026, 3, 14, 3, 14, 7, tzinfo=dt.UTC)
-ANSWER: dict[str, Any] = {
-    "items": [
-        {"node": "a", "phase": "Draining", "pods": 3, "labels": {"x.y/z": "1"}, "since": "T2"},
-        {"node": "b", "phase": "Drained", "pods": 0, "labels": {}, "since": None},
-        {"node": "c\x1b[2J", "phase": "Draining", "pods": 12, "labels": {}, "since": "T1"},
-    ],
-    "total": 3,
-}
+ITEMS: list[dict[str, Any]] = [
+    {"node": "a", "phase": "Draining", "pods": 3, "labels": {"x.y/z": "1"}, "since": "T2"},
+    {"node": "b", "phase": "Drained", "pods": 0, "labels": {}, "since": None},
+    {"node": "c\x1b[2J", "phase": "Draining", "pods": 12, "labels": {}, "since": "T1"},
+]
+ANSWER: dict[str, Any] = read_answer(json.dumps({"items": ITEMS, "total": 3}))
 
 
 # -- text from outside -----------------------------------------------------------------
