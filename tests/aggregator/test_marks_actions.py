@@ -11,6 +11,7 @@ from aggregator.cluster.port import (
     Action,
     ClusterError,
     Conflict,
+    GuardRefused,
     MarksStatus,
     Phase,
     QuarantineSpec,
@@ -178,7 +179,7 @@ async def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_anot
 ) -> None:
     await strayed(bench)
     bench.may = False
-    with pytest.raises(Conflict):
+    with pytest.raises(GuardRefused):
         await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.to_adopt, "it is tried again"
     bench.may, bench.acts.pools = True, all_in_mode(Action.OBSERVE)

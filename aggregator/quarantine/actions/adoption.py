@@ -89,8 +89,7 @@ class MarkAdopter:
             is_left = node is not None and is_marked(node)
             node_state.quarantine_view.unclaimed = UNCLAIMED if is_left else ""
             return
-        if not self._acts.may_act():  # paused since it was read: another replica continues
-            raise Conflict("this replica may not be the controller any more")
+        await self._acts.place()  # paused since it was read: another replica continues
         await self._acts.record_writer.enter_quarantine(node_state.node, spec)
         spec = replace(spec, installation=self._acts.cluster.installation)
         quarantine = await self._acts.cluster.create_quarantine(

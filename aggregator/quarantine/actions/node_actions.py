@@ -89,8 +89,6 @@ class NodeActions(NodeReports):
 
     def __attrs_post_init__(self) -> None:
         self.words, self.switch = self.cluster.words, self.record_writer.switch
-        #: Whether we are the controller at this moment.
-        self.may_act = self.switch.may_act
         #: The guard of what undoes: its version may be of a read after another one's acts.
         self.place = Guard(self.switch.check_place)
         #: A storm has thousands of refusals, all for the same reason.

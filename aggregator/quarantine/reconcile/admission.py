@@ -265,8 +265,7 @@ class AdmissionReconciler:
             self._report_admission(node_state, quarantine)
             await self._cordon.cordon_as_read(node_state, quarantine, node)
             return
-        if not self._acts.may_act():
-            raise Conflict("this replica may not be the controller any more")
+        await self._acts.place()
         # Releasing comes first, against the version just read: a death or a failure after it ends
         # in the ordinary undo, a marked object is a conflict, and no person seems to delete it.
         because = "its node is another than was decided on: not begun"
