@@ -474,6 +474,7 @@ async def test_a_repair_whose_operation_is_refused_leaves_its_place_to_others(ca
         return Refused("exceeded quota") if refused and name == call else None
 
     site = Site()
+    site.rules = {"attempts": 1}
     site.start(fails=fails)
     await site.settles(lambda: tries > 3)
     assert not parse_record(site.world.record.text).operations

@@ -288,6 +288,10 @@ class AdmissionRecordWriter:
         if operation in self.record.operations:
             await self._submit(_Request(Record.without_operations, operation))
 
+    async def withdraw_operation(self, operation: str) -> None:
+        """It was refused before it began, and is no attempt."""
+        await self._submit(_Request(Record.withdraw_operations, operation))
+
     def has_operation(self, node: str, operation: str) -> bool:
         """Whether the record, as last read, is whole and has the operation's reservation."""
         known = self.record.operations.get(operation)

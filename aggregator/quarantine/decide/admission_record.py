@@ -270,6 +270,15 @@ class Record(_Stored):
         kept = {key: one for key, one in self.operations.items() if key not in over}
         return replace(self, operations=kept) if len(kept) < len(self.operations) else self
 
+    def withdraw_operations(self, refused: Collection[str]) -> "Record":
+        """Without these, and as if they had never been attempted: none has begun."""
+        past = {
+            node: kept
+            for node, attempts in self.past_repairs.items()
+            if (kept := tuple(one for one in attempts if one.operation not in refused))
+        }
+        return replace(self.without_operations(refused), past_repairs=past)
+
     def pruned(self, now: float, *, window: float, cooldown: float) -> "Record":
         """Without the times and cooldowns that count no more.
 

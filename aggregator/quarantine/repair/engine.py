@@ -158,7 +158,7 @@ class OperationEngine:
             await self._operations.write_status(there, case.begun_status(attempt))
         except ClusterError as error:
             if is_refusal(error) and not await self._has_begun(attempt):
-                await self.record_writer.end_operation(attempt.operation)  # others may begin
+                await self.record_writer.withdraw_operation(attempt.operation)  # others may begin
             raise
         self._sent[attempt.operation] = False
         case.begun(attempt, step.because)
