@@ -82,9 +82,7 @@ async def test_the_time_of_absence_survives_a_restart() -> None:
 
 
 async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_is_back() -> None:
-    world, clock = World(), Turned()
-    for name in ("n1", "n2", "n3"):
-        world.add_node(name)
+    world, clock = World.of("n1", "n2", "n3"), Turned()
     replica = Replica(world, clock=clock, settings=limited(1))  # type: ignore[arg-type]
     await replica.agent_brings("n1", ILL, Phase.DRAINED)
     replica.agent("n2", ILL)

@@ -67,8 +67,7 @@ async def test_a_reinstall_keeps_every_marked_node_in_quarantine() -> None:
     for name in names:
         world.add_node(name)
     first = Replica(world, clock=clock)
-    for name in names:
-        first.agent(name, ILL)
+    first.agents(names, ILL)
     await until(lambda: all(phase_of(world, name) is Phase.DRAINED for name in names))
     await first.stop()
     uninstall(world)
@@ -84,8 +83,7 @@ async def test_a_reinstall_keeps_every_marked_node_in_quarantine() -> None:
         second.agent(name, snapshot())  # the fault is missing, and no positive sign has cleared it
     second.evaluate_due()
     clock.time += 10_000
-    for name in names:
-        second.agent(name, ILL)
+    second.agents(names, ILL)
     await until(lambda: all(second.notes.kinds(name) for name in names))
     for name in names:
         node, quarantine = world.nodes[name], world.quarantines[name]
@@ -98,12 +96,10 @@ async def test_a_reinstall_keeps_every_marked_node_in_quarantine() -> None:
         assert "quarantine.adopted" in second.notes.kinds(name)
     # By the usual rules they are released once their cause is over.
     world.person_stops("")
-    for name in names:
-        second.agent(name, WELL)
+    second.agents(names, WELL)
     second.evaluate_due()
     clock.time += 700
-    for name in names:
-        second.agent(name, WELL)
+    second.agents(names, WELL)
     await until(lambda: not world.quarantines and not entries(world))
     assert not any(is_marked(node) or node.unschedulable for node in world.nodes.values())
 

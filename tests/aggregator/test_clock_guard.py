@@ -232,9 +232,7 @@ async def test_an_exemption_does_not_end_by_a_clock_that_jumps_ahead() -> None:
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 async def test_a_clock_that_jumps_makes_no_room_in_the_window_of_admissions(jump: float) -> None:
-    world, wall = World(), Wall()
-    for number in range(6):
-        world.add_node(f"n{number}")
+    world, wall = World.of(*(f"n{number}" for number in range(6))), Wall()
     limits = replace(OPEN, new_per_window=2, window=HOUR, cooldown=0.0)
     replica = await Replica(
         world, clock=Running(), settings=replace(SETTINGS, limits=limits), wall=wall

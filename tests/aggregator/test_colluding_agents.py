@@ -159,9 +159,7 @@ class Fleet:
 def on_a_fleet(test: Callable[[Fleet], Awaitable[None]]) -> None:
     async def main() -> None:
         loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
-        world = World()
-        for node in range(NODES):
-            world.add_node(name(node))
+        world = World.of(*(name(node) for node in range(NODES)))
         fleet = Fleet(loop, world)
         await fleet.start()
         await test(fleet)

@@ -49,9 +49,7 @@ ILL = snapshot(fault())
 
 
 async def test_proposals_that_are_held_cost_no_request_however_many_and_however_long() -> None:
-    world, calls = World(), Counter[str]()
-    for number in range(300):
-        world.add_node(f"n{number}")
+    world, calls = World.of(*(f"n{number}" for number in range(300))), Counter[str]()
 
     def count(call: str) -> ClusterError | None:
         calls[call] += 1
@@ -85,9 +83,7 @@ def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_ar
 
     def count_for(nodes: int) -> None:
         async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-            world, calls = World(), Counter[str]()
-            for number in range(nodes):
-                world.add_node(f"n{number}")
+            world, calls = World.of(*(f"n{number}" for number in range(nodes))), Counter[str]()
 
             def count(call: str) -> ClusterError | None:
                 calls[call] += 1
@@ -302,9 +298,7 @@ def counting(replica: Replica) -> Counter[str]:
 
 
 async def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> None:
-    world = World()
-    for number in range(60):
-        world.add_node(f"n{number}")
+    world = World.of(*(f"n{number}" for number in range(60)))
     replica = await Replica(world, clock=Running()).ready()
     for number in range(59):
         replica.agent(f"n{number}", ILL)
@@ -349,9 +343,7 @@ async def test_a_burst_of_deltas_about_a_node_is_one_evaluation() -> None:
 
 
 async def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_all() -> None:
-    world = World()
-    for number in range(5):
-        world.add_node(f"n{number}")
+    world = World.of(*(f"n{number}" for number in range(5)))
     replica = await Replica(
         world,
         clock=Running(),

@@ -300,9 +300,7 @@ UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
 
 
 async def test_a_driver_upgrade_of_the_fleet_costs_a_read_per_node_in_some_minutes() -> None:
-    world = World()
-    for number in range(300):
-        world.add_node(f"n{number}", labels=UPGRADE)
+    world = World.of(*(f"n{number}" for number in range(300)), labels=UPGRADE)
     replica = await Replica(world, clock=Running(), settings=ROOM).ready()
     for number in range(300):
         replica.agent(f"n{number}", ILL)

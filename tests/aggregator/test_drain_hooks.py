@@ -124,8 +124,7 @@ async def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
         world.add_node(name)
     hook = PlayedHook(world, [DONE])
     replica = await Replica(world, clock=Running(), settings=hooked(hook, at_once=2)).ready()
-    for name in names:
-        replica.agent(name, ILL)
+    replica.agents(names, ILL)
     await until(lambda: all(phase_of(world, n) is Phase.DRAINED for n in names), within=120)
     assert hook.most_at_once == 2
     assert sorted(node for _, node in hook.asked) == names

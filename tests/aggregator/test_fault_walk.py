@@ -59,8 +59,7 @@ async def test_one_fault_calls_each_file_of_the_walk() -> None:
     healthy = snapshot(component("disk-space", "/", Status.OK))
     try:
         await until(lambda: {"n1", "n2"} <= replica.fleet.node_summaries.keys(), "both nodes")
-        for name in ("n1", "n2"):
-            replica.agent(name, healthy)
+        replica.agents(("n1", "n2"), healthy)
         replica.agent("n1", Delta(components=(), faults=(fault(),), cleared=(), gone=()))
         # The Node of a first quarantine is read. The walk is that of all later ones.
         await until(lambda: is_cordoned(replica, "n1"))

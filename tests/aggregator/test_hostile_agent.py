@@ -30,9 +30,7 @@ ORDINARY = [component("disk-space", f"/mnt/{n}", Status.OK) for n in range(40)]
 
 
 async def _fleet() -> tuple[World, Replica]:
-    world = World()
-    for number in range(NODES):
-        world.add_node(f"n{number}", boot_id="boot-1")
+    world = World.of(*(f"n{number}" for number in range(NODES)), boot_id="boot-1")
     replica = await Replica(world, clock=Running()).ready()
     for number in range(NODES):
         replica.agent(f"n{number}", snapshot(*ORDINARY))

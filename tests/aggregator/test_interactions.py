@@ -267,9 +267,7 @@ def test_what_no_machine_has_fits_into_its_object_and_annotations_all_the_same()
 
 
 async def test_the_fleet_is_listed_without_holding_up_anything_else() -> None:
-    world = World()
-    for number in range(2000):
-        world.add_node(f"n{number}")
+    world = World.of(*(f"n{number}" for number in range(2000)))
     replica = await Replica(world, clock=Running()).ready()
     turns = 0
 

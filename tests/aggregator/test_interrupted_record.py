@@ -66,9 +66,7 @@ def is_held(replica: Replica, name: str, limit: str) -> bool:
 
 async def one_in_quarantine() -> Counted:
     """One node is in quarantine, which is all that the limit allows."""
-    world = Counted()
-    for name in ("n1", "n2", "n3"):
-        world.add_node(name)
+    world = Counted.of("n1", "n2", "n3")
     replica = Replica(world, clock=Running(), settings=ONE)
     await sees(replica, n1=ILL, n3=WELL)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
@@ -126,9 +124,7 @@ async def test_a_record_that_is_lost_at_any_call_of_an_admission_passes_no_limit
     """Two nodes fail at once, and one may be admitted. It is lost before the so-manieth call."""
 
     async def one(at: int) -> int:
-        world = Counted()
-        for name in ("n1", "n2", "n3"):
-            world.add_node(name)
+        world = Counted.of("n1", "n2", "n3")
         calls: list[str] = []
 
         def strikes(name: str) -> ClusterError | None:

@@ -150,8 +150,7 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
                 record_evidence=replica.controller.own_evidence.record,
             )
 
-        for node in ("n1", "n2"):
-            replica.agent(node, snapshot(component("disk-space", "/", Status.OK)))
+        replica.agents(("n1", "n2"), snapshot(component("disk-space", "/", Status.OK)))
         first = watch()
         await first.check_events()
         first.report_lemons()

@@ -120,12 +120,10 @@ async def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
 
     cluster = MemoryCluster(world, loses=count)
     replica = await Replica(world, clock=Running(), settings=SOME, cluster=cluster).ready()
-    for name in names[:10]:
-        replica.agent(name, ILL)
+    replica.agents(names[:10], ILL)
     await until(lambda: cordoned(world, names[:10]))
     older = world.record.text
-    for name in names[10:STANDING]:
-        replica.agent(name, ILL)
+    replica.agents(names[10:STANDING], ILL)
     await until(lambda: cordoned(world, names[:STANDING]))
     struck: list[float] = []
 
@@ -134,8 +132,7 @@ async def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
         HARMS[harm](world, older)
 
     replica.cluster.in_queue = Bursting(seed, strike)
-    for name in names[STANDING:]:
-        replica.agent(name, ILL)
+    replica.agents(names[STANDING:], ILL)
     await until(lambda: struck or len(holds(replica, "limits.concurrent")) == NEW - 5)
     if not struck:
         strike()  # all were in already
@@ -151,12 +148,10 @@ async def lost_while_away(harm: str) -> tuple[World, list[str]]:
     """The entries fill the limit, and the record is lost while no aggregator runs."""
     world, names = fleet()
     replica = await Replica(world, clock=Running(), settings=SOME).ready()
-    for name in names[:3]:
-        replica.agent(name, ILL)
+    replica.agents(names[:3], ILL)
     await until(lambda: cordoned(world, names[:3]))
     older = world.record.text
-    for name in names[3:LIMIT]:
-        replica.agent(name, ILL)
+    replica.agents(names[3:LIMIT], ILL)
     await until(lambda: cordoned(world, names[:LIMIT]))
     await replica.stop()
     HARMS[harm](world, older)
@@ -169,8 +164,7 @@ async def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_wh
 ) -> None:
     world, names = await lost_while_away(harm)
     replica = await Replica(world, clock=Running(), settings=SOME).ready()
-    for name in names[LIMIT:]:
-        replica.agent(name, ILL)
+    replica.agents(names[LIMIT:], ILL)
     await until(lambda: entries(world) == set(names[:LIMIT]))
     await until(lambda: holds(replica, "record") == names[LIMIT:])
     found = [replica.fleet.node_summaries[name].decision.hold for name in names[LIMIT:]]
@@ -296,8 +290,7 @@ async def test_times_of_admissions_outlast_the_record() -> None:
         clock=Running(),
         settings=replace(SETTINGS, mode=Action.CORDON, limits=limits),
     ).ready()
-    for name in names[:10]:
-        replica.agent(name, ILL)
+    replica.agents(names[:10], ILL)
     await until(lambda: cordoned(world, names[:10]))
     world.person_deletes_record()
     replica.agent(names[10], ILL)

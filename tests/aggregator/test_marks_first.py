@@ -32,9 +32,7 @@ class OneByOne(MemoryCluster):
 
 async def ill(*, stuck: str = "") -> tuple[World, Any, Any]:
     """A replica whose nodes have all just failed, and its calls with their times."""
-    world, calls = World(), list[tuple[float, str]]()
-    for name in NODES:
-        world.add_node(name)
+    world, calls = World.of(*NODES), list[tuple[float, str]]()
 
     def note(call: str) -> ClusterError | None:
         calls.append((virtual_time.loop_time(), call))
@@ -43,8 +41,7 @@ async def ill(*, stuck: str = "") -> tuple[World, Any, Any]:
     cluster = OneByOne(world, fails=note)
     cluster.stuck = stuck
     replica = await Replica(world, clock=Running(), cluster=cluster).ready()
-    for name in NODES:
-        replica.agent(name, snapshot(fault()))
+    replica.agents(NODES, snapshot(fault()))
     return world, calls, replica
 
 

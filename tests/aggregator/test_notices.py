@@ -27,8 +27,7 @@ ILL = snapshot(fault("xid:119"))
 
 async def fall_ill(replica: Replica, *nodes: str, evidence: Any = ILL) -> None:
     await until(lambda: not replica.fleet.view_lost)
-    for node in nodes:
-        replica.agent(node, evidence)
+    replica.agents(nodes, evidence)
 
 
 def world_of(*nodes: str) -> World:

@@ -402,9 +402,7 @@ async def test_a_force_keeps_in_what_has_recovered() -> None:
 
 
 async def test_nobody_asks_and_no_node_is_read() -> None:
-    world = World()
-    for index in range(50):
-        world.add_node(f"n{index}")
+    world = World.of(*(f"n{index}" for index in range(50)))
     reads: list[str] = []
 
     def fails(name: str) -> ClusterError | None:

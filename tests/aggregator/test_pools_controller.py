@@ -56,8 +56,7 @@ async def test_the_canary_drains_and_the_rest_is_observed() -> None:
     world = fleet_of(n1="canary", n2="other", n3="")
     replica = start(world)
     await later(1)
-    for name in ("n1", "n2", "n3"):
-        replica.agent(name, snapshot(fault()))
+    replica.agents(("n1", "n2", "n3"), snapshot(fault()))
     await soon(lambda: world.evicted)
     await later(60)
     assert set(world.quarantines) == {"n1"}
@@ -105,8 +104,7 @@ async def test_a_pool_is_observed_where_the_file_drains() -> None:
     quiet = Pool("quiet", LabelSelector({"pool": "quiet"}), Action.OBSERVE)
     replica = start(world, replace(SETTINGS, mode=Action.DRAIN, pools=(quiet,)))
     await later(1)
-    for name in ("n1", "n2"):
-        replica.agent(name, snapshot(fault()))
+    replica.agents(("n1", "n2"), snapshot(fault()))
     await soon(lambda: world.evicted)
     await later(60)
     assert set(world.quarantines) == {"n2"}
@@ -118,8 +116,7 @@ async def test_a_pool_of_observed_nodes_alone_writes_nothing() -> None:
     quiet = Pool("quiet", LabelSelector({"pool": "quiet"}))
     replica = start(world, replace(SETTINGS, mode=Action.OBSERVE, pools=(quiet,)))
     await later(1)
-    for name in ("n1", "n2"):
-        replica.agent(name, snapshot(fault()))
+    replica.agents(("n1", "n2"), snapshot(fault()))
     await later(LISTED)
     assert not world.writes
 
@@ -198,8 +195,7 @@ async def test_a_start_reports_no_pool_before_the_labels_are_known() -> None:
     """Agents may connect before the nodes are listed: the canary is not reported as observed."""
     world = fleet_of(n1="canary", n2="")
     replica = start(world)
-    for name in ("n1", "n2"):
-        replica.agent(name, snapshot(fault()))
+    replica.agents(("n1", "n2"), snapshot(fault()))
     assert not replica.fleet.node_summaries["n1"].decision.would
     await soon(lambda: world.evicted)
     await later(LISTED)
@@ -270,8 +266,7 @@ async def test_a_node_that_moves_between_its_admission_and_a_restart_is_admitted
     move(world, "n1", "other")
     second = start(world, settings)
     await later(1)
-    for name in ("n1", "n2"):
-        second.agent(name, snapshot(fault()))
+    second.agents(("n1", "n2"), snapshot(fault()))
     await later(2 * LISTED)
     assert set(world.quarantines) == entries(world) == {"n2"}
     hold = present(second.fleet.node_summaries["n1"].decision.hold)
@@ -347,8 +342,7 @@ async def test_without_pools_labels_of_nodes_change_nothing() -> None:
 
         replica = start(world, SETTINGS, Noted(world))
         await later(1)
-        for name in ("n1", "n2"):
-            replica.agent(name, snapshot(fault()))
+        replica.agents(("n1", "n2"), snapshot(fault()))
         await soon(lambda: len(world.evicted) == 2)
         if moves:
             move(world, "n1", "")
@@ -372,8 +366,7 @@ async def test_a_rule_about_some_nodes_acts_there_alone() -> None:
     world = fleet_of(n1="canary", n2="")
     replica = Replica(world, clock=Running(), settings=DRAINING, policy=DRAINS_CANARY)
     await later(1)
-    for name in ("n1", "n2"):
-        replica.agent(name, snapshot(fault()))
+    replica.agents(("n1", "n2"), snapshot(fault()))
     await soon(lambda: world.evicted)
     await later(LISTED)
     assert set(world.quarantines) == {"n1"}
@@ -412,8 +405,7 @@ async def test_a_held_node_that_moves_away_from_a_rule_is_not_proposed_any_more(
         world, clock=Running(), settings=replace(DRAINING, limits=limits), policy=DRAINS_CANARY
     )
     await later(1)
-    for name in ("n1", "n2"):
-        replica.agent(name, snapshot(fault()))
+    replica.agents(("n1", "n2"), snapshot(fault()))
     await soon(lambda: world.evicted)
     [held] = {"n1", "n2"} - set(world.quarantines)
     [first] = set(world.quarantines)

@@ -36,8 +36,7 @@ async def drained(world: World, *names: str, **how: object) -> Replica:
     for name in names:
         world.add_node(name)
     replica = Replica(world, clock=Running(), **how)  # type: ignore[arg-type]  # a test's words
-    for name in names:
-        replica.agent(name, ILL)
+    replica.agents(names, ILL)
     await until(lambda: all(phase_of(world, name) is Phase.DRAINED for name in names))
     return replica
 
@@ -185,8 +184,7 @@ async def test_more_nodes_than_are_followed_at_once_are_polled_and_marked_within
     for name in names:
         world.add_node(name)
     replica = Replica(world, clock=Running(), settings=settings)
-    for name in names:
-        replica.agent(name, ILL)
+    replica.agents(names, ILL)
     await until(lambda: all(phase_of(world, name) is Phase.CORDONED for name in names))
     for name in names:
         world.delete_node(name)

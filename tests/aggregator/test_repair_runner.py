@@ -409,8 +409,7 @@ async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> N
     site.ill |= dict.fromkeys(others, snapshot())
     pod = site.world.add_pod("n1", "kept", owner_kind="")  # no controller: it is never evicted
     await site.runs_until(lambda: site.world.quarantines)
-    for name in others:
-        site.replica.agent(name, ILL)
+    site.replica.agents(others, ILL)
     await site.settles(lambda: site.replica.fleet.causes)
     assert set(site.world.quarantines) == {"n1"}
     del site.world.pods[f"n1/{pod.name}"]

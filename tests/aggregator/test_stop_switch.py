@@ -194,13 +194,11 @@ async def test_at_rest_the_switch_is_not_read_and_in_a_burst_seldom() -> None:
         calls[call] += 1
 
     replica = await Replica(world, clock=Running(), fails=count).ready()
-    for name in names:
-        replica.agent(name, WELL)
+    replica.agents(names, WELL)
     await asyncio.sleep(600)
     assert calls["read_stop"] == 0
     began = loop_time()
-    for name in names:
-        replica.agent(name, ILL)
+    replica.agents(names, ILL)
     await until(lambda: all(phase_of(world, name) is Phase.DRAINING for name in names))
     took = loop_time() - began
     assert 1 <= calls["read_stop"] <= took / FRESH + 2

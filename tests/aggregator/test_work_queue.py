@@ -147,9 +147,7 @@ class Lasting(MemoryCluster):
 
 async def stopped_in_a_step() -> tuple[Replica, Lasting]:
     """A controller that receives its stop while it marks n1."""
-    world = World()
-    for name in ("n1", "n2"):
-        world.add_node(name)
+    world = World.of("n1", "n2")
     cluster = Lasting(world)
     replica = Replica(world, clock=Running(), cluster=cluster)
     replica.agent("n2", snapshot())

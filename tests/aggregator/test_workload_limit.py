@@ -49,8 +49,7 @@ def ranks(world: World) -> list[str]:
 
 async def fall_ill(replica: Replica, *nodes: str) -> None:
     await until(lambda: not replica.fleet.view_lost)
-    for node in nodes:
-        replica.agent(node, ILL)
+    replica.agents(nodes, ILL)
 
 
 async def test_a_third_node_at_once_is_held_and_alerted_also_by_the_next_controller() -> None:

@@ -74,8 +74,7 @@ def count() -> Trace:
         world = World.of("warm", "n1")
         cluster = _Ending(world)
         replica = Replica(world, clock=Running(), cluster=cluster)
-        for name in ("warm", "n1"):
-            replica.agent(name, snapshot())
+        replica.agents(("warm", "n1"), snapshot())
         await soon(lambda: not replica.fleet.view_lost)
         replica.agent("warm", Delta(faults=(fault(),)))
         await soon(lambda: world.nodes["warm"].taints)

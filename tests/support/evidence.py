@@ -1,6 +1,7 @@
 """Evidence as messages of the contract, in the form in which an agent would have sent it."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from aggregator.health.model import ClearedBy, Component, Delta, Fault, Hello, Lost, Snapshot
 from sickbay.v1 import sickbay_pb2 as pb
@@ -32,19 +33,26 @@ def hello(told: Hello) -> pb.AgentMessage:
     )
 
 
+def _write_fields(evidence: Snapshot | Delta, at: float) -> dict[str, Any]:
+    """The fields of both kinds of messages."""
+    return {
+        "components": [component(c, at) for c in evidence.components],
+        "faults": [fault(f, at) for f in evidence.faults],
+        "cleared": [
+            pb.Cleared(code=c.code, component=c.component, how=c.how) for c in evidence.cleared
+        ],
+        "lost": _lost(evidence.lost),
+        "gone": [pb.ComponentState(check=c, component=of) for c, of in evidence.gone],
+    }
+
+
 def snapshot(evidence: Snapshot, *, seq: int = 1, at: float = 0.0) -> pb.AgentMessage:
     """``evidence`` as sent at the monotonic second ``at``."""
     return pb.AgentMessage(
         snapshot=pb.Snapshot(
             seq=seq,
-            components=[component(c, at) for c in evidence.components],
-            faults=[fault(f, at) for f in evidence.faults],
-            cleared=[
-                pb.Cleared(code=c.code, component=c.component, how=c.how) for c in evidence.cleared
-            ],
-            lost=_lost(evidence.lost),
             quiesced_for_ms=_ms(evidence.quiesced_for),
-            gone=[pb.ComponentState(check=c, component=of) for c, of in evidence.gone],
+            **_write_fields(evidence, at),
         )
     )
 
@@ -54,13 +62,7 @@ def delta(evidence: Delta, *, seq: int, at: float = 0.0) -> pb.AgentMessage:
     return pb.AgentMessage(
         delta=pb.Delta(
             seq=seq,
-            components=[component(c, at) for c in evidence.components],
-            faults=[fault(f, at) for f in evidence.faults],
-            cleared=[
-                pb.Cleared(code=c.code, component=c.component, how=c.how) for c in evidence.cleared
-            ],
-            lost=_lost(evidence.lost),
-            gone=[pb.ComponentState(check=c, component=of) for c, of in evidence.gone],
+            **_write_fields(evidence, at),
         )
     )
 

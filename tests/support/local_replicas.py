@@ -6,7 +6,6 @@ import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from aggregator.demo.ports import free_port
@@ -70,12 +69,7 @@ class LocalReplicas:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         for name, replica in self.replicas.items():
             if error is not None:
                 print(f"--- {name}\n{replica.log()[-3000:]}")

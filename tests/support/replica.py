@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any, Self
@@ -238,6 +238,11 @@ class Replica:
             self.controller.on_connect(told, line or FakeLine())
         self.cluster.world.facts.note_evidence(node, evidence)
         return self.controller.on_evidence(node, evidence, self.clock())
+
+    def agents(self, nodes: Iterable[str], evidence: Snapshot | Delta, **more: Any) -> None:
+        """The agents of these nodes say the same, one after the other."""
+        for node in nodes:
+            self.agent(node, evidence, **more)
 
     async def agent_brings(
         self, node: str, evidence: Snapshot | Delta, phase: Phase, **more: Any

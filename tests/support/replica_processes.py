@@ -17,7 +17,6 @@ import ssl
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from aggregator.demo.ports import free_port
@@ -117,12 +116,7 @@ class Replicas:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         for name, replica in self.replicas.items():
             if error is not None:
                 sys.stderr.write(f"--- {name}\n{replica.log()[-3000:]}")
