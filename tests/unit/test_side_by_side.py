@@ -85,10 +85,15 @@ async def test_two_processes_run_each_test_once_and_a_file_in_one_of_them(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    text = "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): pass\n"
+    text = (
+        "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n, tmp_path): pass\n"
+    )
     for number in range(8):
         (tmp_path / f"test_{number}.py").write_text(text)
-    assert await side_by_side.main(OPTIONS, {"a": Group(2, [str(tmp_path)])}) == 0
+    groups, temporary = {"a": Group(2, [str(tmp_path)])}, tmp_path / "temporary"
+    temporary.mkdir()
+    assert await side_by_side.main(OPTIONS, groups, temporary) == 0
+    assert {folder.name for folder in temporary.iterdir()} == {"1", "2"}
     files = [files_of(results / f"a-{number}.xml") for number in (1, 2)]
     assert not files[0].keys() & files[1].keys()
     assert sorted((files[0] + files[1]).values()) == [3] * 8
@@ -284,6 +289,22 @@ async def test_a_control_plane_that_cannot_be_built_is_a_failure_even_if_its_tes
     monkeypatch.setattr(side_by_side, "COMMANDS", {"controlplane": ["false"]})
     assert await side_by_side.main(OPTIONS, {"cluster": group}) == 1
     assert await side_by_side.main(OPTIONS, {"rest": group}) == 0
+
+
+@pytest.mark.parametrize(
+    ("enough", "given", "found"), [(1, "", 1), (1, "/given", 0), (1 << 60, "", 0)]
+)
+def test_temporary_files_are_in_memory_where_it_has_room_and_go_with_the_runs(
+    enough: int, given: str, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    if given:
+        monkeypatch.setenv("TMPDIR", given)
+    with side_by_side.temporary_files_in_memory(tmp_path, enough) as folder:
+        assert [str(made) for made in tmp_path.iterdir()] == [str(folder)] * found
+        assert os.environ.get("TMPDIR", "") == (str(folder) if found else given)
+    assert not list(tmp_path.iterdir())
+    assert os.environ.get("TMPDIR", "") == given
 
 
 def files_of(report: Path) -> Counter[str]:
