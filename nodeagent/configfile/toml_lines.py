@@ -4,11 +4,14 @@ It is the line after the longest beginning of the text that is TOML and does not
 entry of a list that is written over several lines has the line of its list.
 """
 
+import re
 import tomllib
 from collections.abc import Sequence
 from typing import Any
 
 Path = tuple[str | int, ...]
+#: Only a line like this begins a key: no beginning that ends within a long list is parsed.
+_BEGINS = re.compile(r"""\s*(?:\[|(?:[\w-]+|"(?:[^"\\]|\\.)*"|'[^']*')\s*[.=])""")
 
 
 def line_of(text: str, path: Path) -> int:
@@ -20,10 +23,11 @@ def line_of(text: str, path: Path) -> int:
 
 
 def _line(lines: Sequence[str], path: Path) -> int:
-    before, until = 0, len(lines)  # so many lines are TOML without the path, and with it
+    ends = [*(n for n, line in enumerate(lines) if _BEGINS.match(line)), len(lines)]
+    before, until = 0, len(ends) - 1  # up to these the lines are TOML without the path, and with it
     while until - before > 1:
         middle = at = (before + until) // 2
-        while (content := _parsed(lines[:at])) is None:  # within what is written over several lines
+        while (content := _parsed(lines[: ends[at]])) is None:  # within a text over several lines
             at = at - 1 if before + 1 < at <= middle else max(at, middle) + 1
         if at == until:
             break
@@ -31,7 +35,7 @@ def _line(lines: Sequence[str], path: Path) -> int:
             until = at
         else:
             before = at
-    return before + 1
+    return ends[before] + 1
 
 
 def _parsed(lines: Sequence[str]) -> dict[str, Any] | None:

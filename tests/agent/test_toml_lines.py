@@ -69,6 +69,21 @@ def test_a_key_that_is_not_there_has_the_line_of_the_table_around_it() -> None:
     assert line_of(text, ("nowhere",)) == 1
 
 
+def test_a_long_list_is_not_parsed_again_for_each_of_its_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed, loads = list[str](), tomllib.loads
+
+    def counted(text: str) -> dict[str, Any]:
+        parsed.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(tomllib, "loads", counted)
+    text = "a = [\n" + ' "host:80",\n' * 300 + "]\nb = 1\n"
+    assert [line_of(text, path) for path in [("a", 200), ("b",)]] == [1, 303]
+    assert len(parsed) < 20
+
+
 def test_windows_line_ends_count_as_one_line_each() -> None:
     assert line_of("a = 1\r\n\r\nb = 2\r\n", ("b",)) == 3
 
