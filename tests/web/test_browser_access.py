@@ -80,7 +80,7 @@ async def test_a_person_logs_in_sees_the_live_page_and_logs_out(
     complaints = list[str]()
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     await log_in(page, f"{served.url}/nodes/node-2", "wrong" * 5)
-    await expect(page.get_by_role("alert")).to_contain_text("not valid")
+    await expect(page.get_by_role("alert")).to_contain_text("in no line of access.tokens_file")
     assert "node-2: " not in await page.title()
     complaints.clear()  # the browser itself reports each 401
     await page.get_by_label("Token").fill(VIEWER)
@@ -105,7 +105,7 @@ async def test_an_open_page_whose_log_in_has_ended_leads_to_the_form(
     await log_in(page, f"{served.url}/nodes/node-2", VIEWER)
     await expect(page.locator("#live")).to_have_text("live")
     (tmp_path / "tokens").write_text(f"{OPERATOR},hall-2,operator\n")
-    await expect(page.get_by_role("alert")).to_contain_text("not valid")
+    await expect(page.get_by_role("alert")).to_contain_text("in no line of access.tokens_file")
     await log_in(page, page.url, OPERATOR)
     await expect(page).to_have_url(f"{served.url}/nodes/node-2")
 
