@@ -667,11 +667,6 @@ def test_an_end_is_of_its_own_attempt_alone() -> None:
     assert len(over.past_repairs["n1"]) == 1
 
 
-def test_a_record_without_repairs_has_the_text_of_before() -> None:
-    assert "epairs" not in dump_record(WHOLE)
-    assert "perations" not in dump_record(WHOLE)
-
-
 def test_a_record_whose_repairs_cannot_be_read_is_no_record() -> None:
     text = dump_record(reserve(WHOLE, proposal(), LIMITS, SIZE, now=NOW)[0])
     with pytest.raises(RecordUnreadable):
