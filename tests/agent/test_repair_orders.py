@@ -269,6 +269,7 @@ async def test_a_test_gives_steps_and_measurements(
 ) -> None:
     server, node = site
     node.tools.tool("dcgmi", "", 205)
+    node.tools.tool("fio")
     result = await server.ordered(node, node.order(TEST, server.latest))
     assert (result.state, result.reason) == (pb.REPAIR_STATE_FAILED, "isolate")
     assert (result.steps[0].name, result.steps[0].outcome) == ("dcgm-1", pb.TEST_OUTCOME_FAILED)

@@ -174,6 +174,7 @@ async def test_each_kind_of_order_begins_after_its_permission_and_never_without(
         _alone(node)
         use_gpus(node, monkeypatch)
         node.tools.tool("dcgmi")
+        node.tools.tool("fio")
         with closing(node):
             await node.start().up()
             await attached(server, node)
