@@ -134,6 +134,7 @@ def test_what_waits_is_never_due_before_its_time_has_passed_evenly(
         assert clocks.earliest() <= clocks.latest()
 
 
+@pytest.mark.asyncio
 async def test_people_are_told_of_a_doubt_and_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -260,6 +260,7 @@ async def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
 
 
 @pytest.mark.parametrize("kicks", [1, 50])
+@pytest.mark.asyncio
 async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
     world = World.of("n1")
     at_work, most = 0, 0
@@ -364,6 +365,7 @@ async def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_a
     assert set(steps) == {f"n{number}" for number in range(5)} - {gone}
 
 
+@pytest.mark.asyncio
 async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -> None:
     """Such events come behind our own writes, and after a restore of the API server's database."""
     world, calls = World(), Counter[str]()
@@ -392,6 +394,7 @@ async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -
     assert set(record_writer.record.entries) == {"n0"}
 
 
+@pytest.mark.asyncio
 async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anothers() -> None:
     world = World()
 
@@ -424,6 +427,7 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
     assert parse_record(world.record.text) == record_writer.record
 
 
+@pytest.mark.asyncio
 async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_forgotten() -> None:
     replica = await Replica(World(), clock=Turned()).ready()
     node_registry = replica.controller.parts.registry

@@ -88,6 +88,7 @@ async def test_a_ledger_that_fails_holds_up_nothing_that_comes_after() -> None:
     assert heard.nodes == ["n0", "n2", "n3"]
 
 
+@pytest.mark.asyncio
 async def test_the_log_line_of_a_transition_has_its_kind_and_its_node(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -225,6 +225,7 @@ async def reaches_released(world: World) -> None:
     await until(lambda: not world.quarantines and not entries(world))
 
 
+@pytest.mark.asyncio
 async def test_a_drain_goes_on_when_the_node_hangs_right_after_its_fault() -> None:
     """The common case after an Xid 79. Its earlier evidence stands, even for a new process."""
     world, line = world_with_jobs(), FakeLine()
@@ -317,6 +318,7 @@ async def _ends(world: World, reaches: Callable[[World], Awaitable[None]]) -> No
     await reaches(world)
 
 
+@pytest.mark.asyncio
 async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
     world, clock = await world_in_quarantine()
     replica = await Replica(world, clock=clock).ready()
@@ -370,6 +372,7 @@ async def test_agents_of_nodes_that_the_cluster_does_not_have_make_no_quorum() -
     await until(lambda: world.quarantines)
 
 
+@pytest.mark.asyncio
 async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release() -> None:
     world, clock = await world_in_quarantine()
     world.add_node("n2")
@@ -406,6 +409,7 @@ async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_st
     await reaches_released(world)
 
 
+@pytest.mark.asyncio
 async def test_a_sign_that_comes_during_a_stop_is_durable_before_it_is_acknowledged() -> None:
     world, clock = await world_in_quarantine()
     world.person_stops("drill")
@@ -454,6 +458,7 @@ async def test_a_release_whose_last_answer_is_lost_is_told_and_not_undone() -> N
     assert replica.notes.kinds("n1").count("quarantine.released") == 1
 
 
+@pytest.mark.asyncio
 async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and_stays() -> None:
     world, clock = await world_in_quarantine()
     held = True

@@ -419,6 +419,7 @@ def test_a_record_of_before_generations_is_read_as_the_first() -> None:
     assert RecordText("", "").uid == ""
 
 
+@pytest.mark.asyncio
 async def test_a_repair_that_a_record_from_an_older_copy_lacks_counts_for_the_limits() -> None:
     """The process began after the record was restored: nothing shows that it is an older one."""
     world, index = World(), QuarantineIndex()

@@ -70,6 +70,7 @@ class Proves:
         return replace(identity, node_uid=token)
 
 
+@pytest.mark.asyncio
 async def test_a_renewal_is_asked_about_too() -> None:
     async def is_current(node: str, uid: str) -> bool | None:
         return uid == "uid-1"
@@ -82,6 +83,7 @@ async def test_a_renewal_is_asked_about_too() -> None:
     assert refused.value.refusal is Refusal.ANOTHER_NODE
 
 
+@pytest.mark.asyncio
 async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -> None:
     world, clock = World.of("n1"), Turned()
     down = False
@@ -105,6 +107,7 @@ async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -
 
 
 @pytest.mark.parametrize("node", ["n1", "never-existed"])
+@pytest.mark.asyncio
 async def test_a_token_of_a_deleted_node_costs_one_read_a_minute_however_often_it_comes(
     node: str,
 ) -> None:
@@ -128,6 +131,7 @@ async def test_a_token_of_a_deleted_node_costs_one_read_a_minute_however_often_i
     assert replica.cluster.calls == calls + (3 if node == "n1" else 2)
 
 
+@pytest.mark.asyncio
 async def test_whoever_stops_waiting_for_a_shared_read_takes_it_from_nobody() -> None:
     world, clock = World(), Turned()
     replica = await Replica(world, clock=clock).ready()
@@ -214,6 +218,7 @@ async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantine
     await until(lambda: world.evicted)
 
 
+@pytest.mark.asyncio
 async def test_a_new_node_in_the_same_boot_is_the_same_patient() -> None:
     world, clock = World.of("n1"), Turned()
     replica = Replica(world, clock=clock)

@@ -217,6 +217,7 @@ async def test_the_end_of_a_word_is_acknowledged_when_the_node_has_forgotten_it(
     assert OVERRULED not in world.nodes["n1"].annotations
 
 
+@pytest.mark.asyncio
 async def test_a_sign_that_comes_before_the_cluster_is_seen_ends_the_word_too() -> None:
     world, clock = World(), Turned()
     first = await overruled(world, clock)
@@ -230,6 +231,7 @@ async def test_a_sign_that_comes_before_the_cluster_is_seen_ends_the_word_too() 
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
 
+@pytest.mark.asyncio
 async def test_a_sign_that_comes_while_the_node_is_read_ends_the_word_that_is_read() -> None:
     world, clock = World(), Turned()
     first = await overruled(world, clock)
@@ -297,6 +299,7 @@ async def test_an_orderly_release_is_not_told_as_a_persons_whatever_comes_first(
     assert replica.notes.kinds("n1").count("quarantine.released") == 1
 
 
+@pytest.mark.asyncio
 async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go() -> None:
     world, clock = World.of("n1", unschedulable=True), Turned()
     replica = Replica(world, clock=clock)

@@ -443,6 +443,7 @@ def test_a_request_without_an_operation_is_malformed_and_an_unknown_verb_is_none
 # -- by a gateway ---------------------------------------------------------------------------------
 
 
+@pytest.mark.asyncio
 async def test_a_request_goes_by_a_gateway_to_the_controller_and_its_answer_back(
     tmp_path: Path,
 ) -> None:
@@ -532,6 +533,7 @@ async def test_an_agent_without_an_answer_holds_up_no_bmc(agents: dict[str, Any]
     site.check()
 
 
+@pytest.mark.asyncio
 async def test_the_request_goes_by_a_gateway_to_the_agent_and_its_answer_back(
     tmp_path: Path,
 ) -> None:

@@ -194,6 +194,7 @@ async def test_other_words_of_a_person_in_the_spec_stay(field: str) -> None:
     assert getattr(world.quarantines["n1"].spec, field) == "mine"
 
 
+@pytest.mark.asyncio
 async def test_what_was_made_before_actions_were_told_apart_takes_its_action_for_ours() -> None:
     world = world_with_a_blocked_job()
     first = Replica(world, clock=Turned())

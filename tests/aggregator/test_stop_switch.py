@@ -253,6 +253,7 @@ def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
     ]
 
 
+@pytest.mark.asyncio
 async def test_one_read_serves_all_who_wait_and_is_good_for_half_a_second() -> None:
     world, clock = World(), Clock()
     calls: Counter[str] = Counter()
@@ -272,6 +273,7 @@ async def test_one_read_serves_all_who_wait_and_is_good_for_half_a_second() -> N
     assert calls["read_stop"] == 2
 
 
+@pytest.mark.asyncio
 async def test_a_read_that_was_begun_too_early_for_an_act_is_not_taken_for_it() -> None:
     world, clock = World(), Clock()
     slow = asyncio.Event()
@@ -295,6 +297,7 @@ async def test_a_read_that_was_begun_too_early_for_an_act_is_not_taken_for_it() 
         await waits
 
 
+@pytest.mark.asyncio
 async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     world, clock = World(), Clock()
     switch = StopSwitch(MemoryCluster(world), clocks=clock.clocks)
