@@ -118,7 +118,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 #: What tests start by a fork: one server of each serves all runs, and forks these themselves.
 FORKED = (PYTEST, AGGREGATOR, SICKBAY, AGENT, AGENT_WITH_UPLINK, AGENT_COMMANDS, SIMULATOR)
-#: A folder of files in memory, and the bytes that must be free in it: the tests leave 3 GB there,
+#: A folder of files in memory, and the bytes that must be free in it: the tests leave 4 GB there,
 #: and their processes need as much.
 MEMORY, ENOUGH = Path("/dev/shm"), 6 << 30
 #: A run does not know how many tests it will have claimed at its end.
