@@ -25,6 +25,7 @@ from aggregator.quarantine.decide.admission_record import (
     Entry,
     Rebuilt,
     Record,
+    RecordSerializer,
     RecordUnreadable,
     dump_record,
     parse_record,
@@ -174,11 +175,14 @@ def test_what_holds_a_proposal_is_named_with_its_value(
         assert held.reason
 
 
-@given(records)
-def test_a_records_text_has_all_of_it_in_order(record: Record) -> None:
-    text = dump_record(record)
-    assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
-    assert parse_record(text) == record
+@given(st.lists(records, max_size=4))
+def test_a_records_text_is_the_same_whatever_was_written_before(written: list[Record]) -> None:
+    scribe = RecordSerializer()
+    for record in written:
+        text = scribe.dump(record)
+        assert text == dump_record(record)
+        assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+        assert parse_record(text) == record
 
 
 def test_a_query_for_a_node_in_quarantine_holds_no_other_node() -> None:
@@ -700,10 +704,7 @@ def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
         ('{"entries": {},\n "admissions": [],,', "it is no JSON: .*, line 2, column 19"),
         ("null", "not as sickbay writes it"),
         ('{"entries": {}, "admissions": 3, "policyHash": ""}', "not as sickbay writes it"),
-        (
-            '{"entries": {"n1": {}}, "admissions": [], "policyHash": ""}',
-            "n1.incident: Field required",
-        ),
+        ('{"entries": {"n1": {}}, "admissions": [], "policyHash": ""}', "'incident' is missing"),
         ('{"entries": [], "admissions": [], "policyHash": ""}', "not as sickbay writes it"),
     ],
 )

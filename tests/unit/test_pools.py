@@ -291,8 +291,7 @@ def test_a_record_without_pools_names_none() -> None:
     record = Record().enter([Entry("n1", "i", "p", "drain", 1.0)], "h")
     assert dump_record(record) == (
         '{"admissions":[[1.0,""]],"cooldowns":{},"entries":{"n1":{"action":"drain","at":1.0,'
-        '"incident":"i","policyPool":"","pool":"p"}},"generation":0,"operations":{},'
-        '"pastRepairs":{},"policyHash":"h","version":1}'
+        '"incident":"i","pool":"p"}},"generation":0,"policyHash":"h","version":1}'
     )
 
 

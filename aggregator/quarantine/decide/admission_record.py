@@ -12,11 +12,8 @@ begun is void: in the rebuilt record only nodes whose Quarantine is in force hav
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.alias_generators import to_camel
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from aggregator.cluster.port import Phase, Quarantine, QuarantineSpec
 from aggregator.policy.repairs import TEST
@@ -30,15 +27,8 @@ class RecordUnreadable(Exception):
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-class _Stored:
-    """A part of the record's text."""
-
-    __slots__ = ()
-    __pydantic_config__ = ConfigDict(alias_generator=to_camel)
-
-
 @dataclass(frozen=True, slots=True)
-class Entry(_Stored):
+class Entry:
     """One admitted node. ``incident`` is empty for a quarantine that was made by hand.
 
     ``pool`` is the value of ``limits.pool_label``, ``policy_pool`` the pool of the section
@@ -123,7 +113,8 @@ class RunningOperation:
         return self.node == other.node and self.is_node_test is other.is_node_test
 
 
-class PastRepair(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PastRepair:
     """One attempt on a node, by whatever quarantine. ``at`` is when it was reserved."""
 
     at: float
@@ -139,7 +130,7 @@ MOST_PAST_REPAIRS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Record(_Stored):
+class Record:
     """All entries by node, the recent admissions (newest last), and what cools down.
 
     ``admissions``: the time of each, and its pool of the section ``pools``. ``cooldowns`` are by
@@ -317,27 +308,73 @@ def _give_back(cooldowns: dict[str, Cooldown], ident: str) -> None:
         del cooldowns[ident]
 
 
-_RECORD = TypeAdapter(Record)
-
-
 def parse_record(text: str) -> Record:
     """Read a record. An empty text is an empty record. Raises `RecordUnreadable`."""
     if not text:
         return Record()
     try:
         data = json.loads(text)
-        entries, operations = data["entries"].items(), data.get("operations", {}).items()
-        return _RECORD.validate_python(
+        entries = {
+            name: Entry(
+                node=name,
+                **{key: str(entry[key]) for key in ("incident", "pool", "action")},
+                at=float(entry["at"]),
+                policy_pool=str(entry.get("policyPool", "")),
+            )
+            for name, entry in data["entries"].items()
+        }
+        admissions = tuple((float(at), str(pool)) for at, pool in data["admissions"])
+        cooldowns = {
+            str(ident): Cooldown(
+                float(one["at"]),
+                str(one["because"]),
+                int(one["spare"]) if one.get("spare") is not None else None,
+            )
+            for ident, one in data.get("cooldowns", {}).items()
+        }
+        rebuilt = data.get("rebuilt")
+        return Record(
+            entries,
+            admissions,
+            str(data["policyHash"]),
+            cooldowns,
+            int(data.get("generation", 0)),
+            Rebuilt(float(rebuilt["at"]), str(rebuilt["because"]), str(rebuilt["uid"]))
+            if rebuilt
+            else None,
             {
-                **data,
-                "admissions": data["admissions"],
-                "policyHash": data["policyHash"],
-                "entries": {node: {**one, "node": node} for node, one in entries},
-                "operations": {name: {**one, "operation": name} for name, one in operations},
-            }
+                str(node): tuple(
+                    PastRepair(float(at), str(repair), str(operation))
+                    for at, repair, operation in attempts
+                )
+                for node, attempts in data.get("pastRepairs", {}).items()
+            },
+            _read_operations(data.get("operations", {})),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise RecordUnreadable(_what(error)) from error
+
+
+def _read_operations(found: Mapping[str, Mapping[str, Any]]) -> dict[str, RunningOperation]:
+    return {
+        str(operation): RunningOperation(
+            node=str(one["node"]),
+            operation=str(operation),
+            kind=str(one["kind"]),
+            at=float(one["at"]),
+            until=float(one["until"]),
+            pool=str(one.get("pool", "")),
+            domains=tuple(str(domain) for domain in one.get("domains", ())),
+        )
+        for operation, one in found.items()
+    }
 
 
 def _what(error: Exception) -> str:
@@ -347,22 +384,84 @@ def _what(error: Exception) -> str:
             return f"it is no JSON: {error.msg}, line {error.lineno}, column {error.colno}"
         case KeyError():
             return f"{error.args[0]!r} is missing in it"
-        case ValidationError():
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         case _:
-            why = str(error)
-    return f"it is not as sickbay writes it: {why[:_MOST_TEXT]}"
+            return f"it is not as sickbay writes it: {str(error)[:_MOST_TEXT]}"
+
+
+class RecordSerializer:
+    """Serializes one record after the other, encoding only entries that the last one did not have.
+
+    The same record gives the same text, whatever was written before it.
+    """
+
+    def __init__(self) -> None:
+        self._entries: Mapping[str, Entry] = {}
+        #: Their names in order, and the text of each.
+        self._names: list[str] = []
+        self._lines: dict[str, str] = {}
+        self._admissions: dict[tuple[float, str], str] = {}
+
+    def _encode_entries(self, entries: Mapping[str, Entry]) -> str:
+        before, self._entries, lines = self._entries, entries, self._lines
+        for name, entry in entries.items():
+            known = before.get(name)
+            # Nearly all are the same objects: comparing thousands by value takes long.
+            if known is not entry and known != entry:
+                lines[name] = _line(entry)
+        if before.keys() != entries.keys():
+            for name in before.keys() - entries.keys():
+                del lines[name]
+            kept = [name for name in self._names if name in entries]
+            self._names = sorted([*kept, *(entries.keys() - before.keys())])
+        return ",".join([lines[name] for name in self._names])
+
+    def dump(self, record: Record) -> str:
+        """The record's text: JSON, all keys in order."""
+        cooldowns = {
+            ident: {name: value for name, value in asdict(one).items() if value is not None}
+            for ident, one in record.cooldowns.items()
+        }
+        known = self._admissions
+        self._admissions = {one: known.get(one) or _json(one) for one in record.admissions}
+        admissions = ",".join([self._admissions[one] for one in record.admissions])
+        entries = self._encode_entries(record.entries)
+        rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
+        operations, past = _operations(record)
+        return (
+            f'{{"admissions":[{admissions}],"cooldowns":{_json(cooldowns)},'
+            f'"entries":{{{entries}}},"generation":{record.generation},'
+            f'{operations}{past}"policyHash":{_json(record.policy_hash)},{rebuilt}"version":1}}'
+        )
+
+
+def _operations(record: Record) -> tuple[str, str]:
+    """The keys ``operations`` and ``pastRepairs``; empty where there are none."""
+    running = {
+        operation: {name: value for name, value in asdict(one).items() if value}
+        for operation, one in record.operations.items()
+    }
+    for one in running.values():
+        del one["operation"]
+    past = {
+        node: [[one.at, one.repair, one.operation] for one in attempts]
+        for node, attempts in record.past_repairs.items()
+    }
+    return (
+        f'"operations":{_json(running)},' if running else "",
+        f'"pastRepairs":{_json(past)},' if past else "",
+    )
 
 
 def dump_record(record: Record) -> str:
-    """The record's text: JSON, all keys in order. The same record gives the same text."""
-    data = _RECORD.dump_python(record, mode="json", by_alias=True, exclude_none=True)
-    for one in data["entries"].values():
-        del one["node"]
-    for one in data["operations"].values():
-        del one["operation"]
-    return _json(data | {"version": 1})
+    """The record's text; the same record gives the same text."""
+    return RecordSerializer().dump(record)
+
+
+def _line(entry: Entry) -> str:
+    value = {key: getattr(entry, key) for key in ("incident", "pool", "action", "at")}
+    if entry.policy_pool:
+        value["policyPool"] = entry.policy_pool
+    return _json({entry.node: value})[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
