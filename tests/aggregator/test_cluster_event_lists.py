@@ -317,7 +317,7 @@ async def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedul
         set_fields(node_state, needs_read=False, signs=signs, definition_going=True)
         bench.cluster_events._queue.view = False
         names = frozenset({"n1"} if unschedulable else ())
-        # What the list alone says of it is another test's.
+        # Another test shows the effect of the list alone.
         monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
         await bench.cluster_events._view_restored(names)
         assert node_state.work.needs_read == suspect, phase

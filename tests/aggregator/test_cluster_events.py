@@ -257,23 +257,23 @@ async def test_the_end_of_another_installations_makes_us_read_the_node(
     )
 
 
-@pytest.mark.parametrize("heard", [None, 1.0])
+@pytest.mark.parametrize("last_report", [None, 1.0])
 async def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
-    bench: Bench, heard: float | None
+    bench: Bench, last_report: float | None
 ) -> None:
     forgotten: list[Any] = []
     bench.made._is_no_more = lambda _: True
     bench.made._forget = forgotten.append
     node_state = bench.node_state(made())
-    node_state.cluster.node_gone, node_state.agent.last_seen = True, heard
+    node_state.cluster.node_gone, node_state.agent.last_seen = True, last_report
     node_state.work.task = asyncio.create_task(asyncio.sleep(1))
     await bench.send_event(QuarantineGone("n1", "q"))
     assert forgotten == []
     await asyncio.sleep(2)
-    assert forgotten == ([node_state] if heard is None else [])
+    assert forgotten == ([node_state] if last_report is None else [])
     node_state.cluster.node_gone = False
     bench.made._was_made_up(node_state)
-    assert len(forgotten) == (heard is None)
+    assert len(forgotten) == (last_report is None)
 
 
 # -- nodes ----------------------------------------------------------------------------------------

@@ -53,10 +53,10 @@ class Missing:
             raise self.error
         return object() if name in self.there else None
 
-    def node_state(self, name: str, *, gone: bool = True, stands: bool = True) -> Any:
+    def node_state(self, name: str, *, gone: bool = True, is_there: bool = True) -> Any:
         found: Any = NodeState(name, now=lambda: 1.0)
         found.cluster.node_gone = gone
-        found.quarantine_view.quarantine = object() if stands else None
+        found.quarantine_view.quarantine = object() if is_there else None
         return found
 
 
@@ -64,7 +64,7 @@ async def test_a_name_is_followed_while_its_node_is_gone_its_quarantine_stands_a
     None
 ):
     bench = Missing()
-    for given in ({"gone": False}, {"stands": False}):
+    for given in ({"gone": False}, {"is_there": False}):
         bench.made.follow(bench.node_state("n1", **given))
     bench.may = False
     bench.made.follow(bench.node_state("n1"))

@@ -168,7 +168,7 @@ async def test_a_webhook_is_called_once_and_only_its_ready_ends_the_wait(
     webhook = Webhook(said)
     replica = started(world, webhook)
     await fall_ill(replica, "n1")
-    # Nobody can be notified of this pod, so it waits for nobody.
+    # This pod has no one to notify, so its eviction waits for no answer.
     await until(lambda: "uid-other" in world.evicted, within=60)
     await asyncio.sleep(120)
     assert ("uid-a" in world.evicted) is not waits
