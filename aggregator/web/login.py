@@ -65,6 +65,10 @@ class LogIn:
             again=again,
             known=_known(request),
         )
+        if "fragment" in request.query:
+            # An open page refreshes itself. If this answer removed the cookie, then the reload
+            # that follows would come without it, and its form would give no reason.
+            return response
         if refused.reason == "invalid_session":
             self._guard.end_session(request, response)
         if refused.reason == "invalid_token":

@@ -156,9 +156,16 @@
   }
 
   // Without a log-in a reload gives its form; an EventSource does not know the status of an answer.
+  // A second reload would come without the cookie that the first one's answer removes.
+  let leaving = false;
+
   function leaveIfLoggedOut() {
     fetch("/api/v1/access", { cache: "no-store" })
-      .then((answer) => answer.status === 401 && location.reload())
+      .then((answer) => {
+        if (answer.status !== 401 || leaving) return;
+        leaving = true;
+        location.reload();
+      })
       .catch(() => {}); // the network is away, too
   }
 
