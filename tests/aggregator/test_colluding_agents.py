@@ -12,16 +12,12 @@ from dataclasses import replace
 import pytest
 
 from aggregator.health.model import Component, Delta, Hello, Snapshot, Status
-from aggregator.ingest.ack_pacing import AckPacer
-from aggregator.ingest.identity import Caller, TrustingAuthenticator
-from aggregator.ingest.stats import IngestStats
-from aggregator.ingest.stream import Stream, StreamConfig
-from aggregator.ingest.stream_table import PEERS_EVERY, StreamTable
+from aggregator.ingest.stream_table import PEERS_EVERY
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.common_cause import CommonLimits
 from tests.support import evidence as said
 from tests.support import virtual_time
-from tests.support.agent_calls import Call
+from tests.support.agent_calls import BelievedStreams, Call
 from tests.support.memory_cluster import World
 from tests.support.present import of_type
 from tests.support.replica import SETTINGS, Replica
@@ -61,35 +57,14 @@ class Fleet:
         """An aggregator starts, the first or one after a crash: its only memory is its secret."""
         loop = self.loop
         self.replica = Replica(self.world, clock=LoopClock(loop), settings=SHIPPED)
-        self.stats = IngestStats()
-        self.rules = StreamConfig(
-            name="aggregator-0",
-            version="0.1.0",
-            heartbeat=10.0,
-            silent_after=1e9,
-            now=loop.time,
-            wall=loop.time,
-            cluster_away=lambda: False,
-        )
-        self.table = StreamTable(self.replica.controller, self.stats, self.rules, probe_key=b"k")
+        self.streams = BelievedStreams(self.replica.controller, loop.time, probe_key=b"k")
         self.calls: dict[int, Call] = {}
         self.seqs: dict[int, int] = {}
-        self.tasks: list[asyncio.Task[object]] = []
 
     def attach(self, node: int, *, named: str = "") -> None:
         """The node's agent connects and gives its snapshot; ``named``: under another name."""
         call = self.calls[node] = Call(address(node))
-        stream = Stream(
-            context=call,
-            caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
-            rules=self.rules,
-            authenticator=TrustingAuthenticator(),
-            intake=self.replica.controller,
-            calls=self.table,
-            stats=self.stats,
-            ack_pacer=AckPacer(),
-        )
-        self.tasks.append(asyncio.create_task(stream.serve()))
+        self.streams.serve(call)
         told = Hello(named or name(node), "boot-1", "epoch-1", "0.1.0", 1, instance=f"i{node}")
         call.incoming.put_nowait(said.hello(told))
         now = self.loop.time()
@@ -105,7 +80,7 @@ class Fleet:
         await until(lambda: not self.replica.fleet.view_lost)
         for node in nodes:
             self.attach(node)
-        await until(lambda: self.stats.acks >= len(self.calls))
+        await until(lambda: self.streams.stats.acks >= len(self.calls))
 
     async def crash(self) -> None:
         await self.close()
@@ -113,7 +88,7 @@ class Fleet:
 
     async def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds)):
-            self.table.tick()
+            self.streams.table.tick()
             await asyncio.sleep(1)
 
     def report_edges(self, node: int, edges: Mapping[str, Status]) -> None:
@@ -141,8 +116,7 @@ class Fleet:
             self.report_edges(node, edges)
 
     async def close(self) -> None:
-        self.table.close_all("the test is over")
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.streams.close()
         await self.replica.stop()
 
     @property

@@ -12,18 +12,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 import pytest
 
 from aggregator.health.model import Component, Hello, Snapshot, Status
-from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.duplicate_agents import CALM, RETURNS
-from aggregator.ingest.identity import Caller, TrustingAuthenticator
-from aggregator.ingest.stats import IngestStats
-from aggregator.ingest.stream import Stream, StreamConfig
-from aggregator.ingest.stream_table import LINGER, StreamTable
+from aggregator.ingest.stream import Stream
+from aggregator.ingest.stream_table import LINGER
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER
 from aggregator.quarantine.reconcile.rounds import REFRESH
 from aggregator.runtime.rate_limited_log import MOST_LOGGED, RateLimitedLog
 from tests.support import evidence as said
 from tests.support import virtual_time
-from tests.support.agent_calls import Call
+from tests.support.agent_calls import BelievedStreams, Call
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.present import of_type
 from tests.support.replica import Replica
@@ -89,41 +86,20 @@ class NotAll(MemoryCluster):
     lists_all = False
 
 
-class Site:
+class Site(BelievedStreams):
     """One aggregator, the streams of its agents, and a clock that jumps."""
 
     def __init__(self, loop: virtual_time.VirtualTimeLoop, *, lists_all: bool) -> None:
         world = World.of(LISTED)
         cluster = MemoryCluster(world) if lists_all else NotAll(world)
         self.replica = Replica(world, clock=LoopClock(loop), cluster=cluster)
-        self.stats = IngestStats()
-        self.rules = StreamConfig(
-            name="aggregator-0",
-            version="0.1.0",
-            heartbeat=10.0,
-            silent_after=1e9,
-            now=loop.time,
-            wall=loop.time,
-            cluster_away=lambda: False,
-        )
+        super().__init__(self.replica.controller, loop.time)
         self.loop = loop
-        self.table = StreamTable(self.replica.controller, self.stats, self.rules)
 
     async def attach(self, node: str, *, instance: str = "i", address: str = "10.0.0.1") -> Stream:
         """The node's agent comes, and reports a failure and the nodes that it reaches."""
         call = Call(address)
-        stream = Stream(
-            context=call,
-            caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
-            rules=self.rules,
-            authenticator=TrustingAuthenticator(),
-            intake=self.replica.controller,
-            calls=self.table,
-            stats=self.stats,
-            ack_pacer=AckPacer(),
-        )
-        task = asyncio.create_task(stream.serve())
-        self.tasks = [*getattr(self, "tasks", []), task]
+        stream = self.serve(call)
         told = Hello(node, "boot-1", "epoch-1", "0.1.0", 1, instance=instance)
         call.incoming.put_nowait(said.hello(told))
         now = self.loop.time()
@@ -150,8 +126,7 @@ def on_a_site(test: Callable[[Site], Awaitable[None]], *, lists_all: bool = True
         site = Site(loop, lists_all=lists_all)
         await until(lambda: not site.replica.fleet.view_lost)
         await test(site)
-        site.table.close_all("the test is over")
-        await asyncio.gather(*site.tasks, return_exceptions=True)
+        await site.close()
         await site.replica.stop()
 
     virtual_time.run(main())

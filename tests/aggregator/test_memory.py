@@ -7,15 +7,10 @@ import tracemalloc
 
 import pytest
 
-from aggregator.ingest.ack_pacing import AckPacer
-from aggregator.ingest.close_reason import StreamClosed
-from aggregator.ingest.identity import Caller, TrustingAuthenticator
-from aggregator.ingest.stats import IngestStats
-from aggregator.ingest.stream import Stream, StreamConfig
-from aggregator.ingest.stream_table import StreamTable
 from nodeagent.sources.measurements import Measured
 from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import sickbay_pb2 as pb
+from tests.support.agent_calls import BelievedStreams
 from tests.support.memory_cluster import World
 from tests.support.present import present
 from tests.support.replica import Replica, Turned
@@ -101,20 +96,10 @@ def measured(snapshot: pb.AgentMessage) -> pb.AgentMessage:
 
 @pytest.mark.parametrize(("series", "bound"), [(0, BOUND), (104, BOUND_MEASURED)])
 async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bound: float) -> None:
-    clock, stats = Turned(), IngestStats()
+    clock, rng = Turned(), random.Random(3)
     replica = Replica(World(), clock=clock)
-    rules = StreamConfig(
-        name="aggregator-0",
-        version="0.1.0",
-        heartbeat=10.0,
-        silent_after=1e9,
-        now=clock,
-        wall=clock,
-        cluster_away=lambda: False,
-    )
-    table = StreamTable(replica.controller, stats, rules)
-    rng, ack_pacer = random.Random(3), AckPacer()
-    tasks: list[asyncio.Task[StreamClosed]] = []
+    streams = BelievedStreams(replica.controller, clock)
+    stats, tasks = streams.stats, streams.tasks
 
     async def attach(count: int) -> int:
         """Attach so many more; returns Python's bytes since tracing began, when all have spoken."""
@@ -123,17 +108,7 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bo
             says = list(machine(node, rng))
             if series:
                 says.append(measured(says[-1]))
-            stream = Stream(
-                context=Call(number, *says),
-                caller=lambda: Caller("ipv4:127.0.0.1:1"),
-                rules=rules,
-                authenticator=TrustingAuthenticator(),
-                intake=replica.controller,
-                calls=table,
-                stats=stats,
-                ack_pacer=ack_pacer,
-            )
-            tasks.append(asyncio.create_task(stream.serve()))
+            streams.serve(Call(number, *says))
         await until(lambda: stats.acks == len(tasks))
         known = replica.fleet.measurements
         await until(lambda: all(known.size(f"node-{n:05d}") == series for n in range(len(tasks))))
@@ -149,5 +124,4 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bo
     assert stats.attached == len(tasks) == 180
     assert all(replica.fleet.node_summaries[f"node-{n:05d}"].state() == "ok" for n in range(180))
     assert (more - few) / 120 < bound
-    table.close_all("the test is over")
-    await asyncio.wait(tasks)
+    await streams.close()

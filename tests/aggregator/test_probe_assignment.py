@@ -8,14 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.health.model import Hello
-from aggregator.ingest.ack_pacing import AckPacer
-from aggregator.ingest.identity import Caller, TrustingAuthenticator
 from aggregator.ingest.probe_assignment import DEGREE, ProbeRings, address_of
-from aggregator.ingest.stats import IngestStats
-from aggregator.ingest.stream import Stream, StreamConfig
-from aggregator.ingest.stream_table import LINGER, PEERS_EVERY, StreamTable
+from aggregator.ingest.stream_table import LINGER, PEERS_EVERY
 from tests.support import evidence as said
-from tests.support.agent_calls import Call
+from tests.support.agent_calls import BelievedStreams, Call
 from tests.support.intake import RecordingIntake
 from tests.support.waiting import until
 
@@ -135,41 +131,18 @@ def test_what_happened_before_does_not_matter(steps: list[tuple[str, str]]) -> N
 # -- the streams -------------------------------------------------------------------------------
 
 
-class Bench:
-    """A table of streams without a server below it, and a clock that the test moves."""
+class Bench(BelievedStreams):
+    """A clock that the test moves, and other replicas as it says."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.among_others = ""
         self.intake = RecordingIntake()
-        self.stats = IngestStats()
-        self.rules = StreamConfig(
-            name="aggregator-0",
-            version="0.1.0",
-            heartbeat=10.0,
-            silent_after=1e9,
-            now=lambda: self.now,
-            wall=lambda: self.now,
-            cluster_away=lambda: False,
-            among_others=lambda: self.among_others,
-        )
-        self.table = StreamTable(self.intake, self.stats, self.rules)
-        self.tasks: list[asyncio.Task[object]] = []
+        super().__init__(self.intake, lambda: self.now, among_others=lambda: self.among_others)
 
     async def attach(self, node: str, address: str) -> Call:
         call = Call(address)
-        stream = Stream(
-            context=call,
-            # It believes this machine; the peers come from the address of the call itself.
-            caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
-            rules=self.rules,
-            authenticator=TrustingAuthenticator(),
-            intake=self.intake,
-            calls=self.table,
-            stats=self.stats,
-            ack_pacer=AckPacer(),
-        )
-        self.tasks.append(asyncio.create_task(stream.serve()))
+        self.serve(call)
         hello = Hello(node, "boot-1", "epoch-1", "0.1.0", 1, instance=f"i-{node}")
         call.incoming.put_nowait(said.hello(hello))
         await until(lambda: call.sent)
