@@ -4,18 +4,19 @@ The aggregator may die anywhere: the pods that a drain waits for stand on the Qu
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from aggregator.cluster.port import Action, Phase, QuarantineSpec, Taint
+from aggregator.cluster.port import Action, Node, Phase, QuarantineSpec, Taint
 from aggregator.jobs.gangs import Gangs
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
 from tests.support.drains import GANG, begun, drained, status, world_with
-from tests.support.memory_cluster import phase_of
+from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
@@ -201,35 +202,36 @@ async def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_left_al
 REMOVING = Taint("ToBeDeletedByClusterAutoscaler", "1700000000", "NoSchedule")
 
 
-async def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None:
-    world = world_with("a")
-    world.budget_blocks.add("uid-a")
-    await begun(world, SETTINGS)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-    node = world.nodes["n1"]
-    world.set_node(replace(node, taints=(*node.taints, REMOVING)))
-    await until(lambda: "left alone" in status(world).message, within=60)
-    world.budget_blocks.clear()
-    await asyncio.sleep(300)
-    assert world.evicted == []
-    world.set_node(replace(world.nodes["n1"], taints=node.taints))
-    await drained(world, within=120)
-
-
-async def test_a_mark_that_forbids_evictions_stops_a_drain_under_way_and_no_persons() -> None:
+async def left_alone_while_it_drained(mark: Callable[[Node], Node]) -> tuple[World, Node]:
+    """A cluster whose node got another's mark during its drain, and the node before that."""
     world = world_with("a")
     world.budget_blocks.add("uid-a")
     await begun(world, SETTINGS)
     await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
     await until(lambda: status(world).blockers, within=60)
-    # Ours, set with the cordon, is no mark of another; this one replaces its record.
     node = world.nodes["n1"]
-    theirs = {**node.annotations, "karpenter.sh/do-not-disrupt": "true", "sickbay.dev/kept": ""}
-    world.set_node(replace(node, annotations=theirs))
+    world.set_node(mark(node))
     await until(lambda: "left alone" in status(world).message, within=60)
     world.budget_blocks.clear()
     await asyncio.sleep(300)
     assert world.evicted == []
+    return world, node
+
+
+async def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None:
+    world, node = await left_alone_while_it_drained(
+        lambda node: replace(node, taints=(*node.taints, REMOVING))
+    )
+    world.set_node(replace(world.nodes["n1"], taints=node.taints))
+    await drained(world, within=120)
+
+
+async def test_a_mark_that_forbids_evictions_stops_a_drain_under_way_and_no_persons() -> None:
+    # Ours, set with the cordon, is no mark of another; this one replaces its record.
+    theirs = {"karpenter.sh/do-not-disrupt": "true", "sickbay.dev/kept": ""}
+    world, _ = await left_alone_while_it_drained(
+        lambda node: replace(node, annotations={**node.annotations, **theirs})
+    )
     world.person_edits_spec("n1", requester="alice")
     await drained(world, within=120)
 

@@ -113,7 +113,7 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(how: s
     site.check()
 
 
-async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_person() -> None:
+async def died_before_its_first_order() -> Site:
     """The Quarantine names its beginning, and its operation still waits: it was never ordered."""
     site, refused = Site(), [Unreachable("503")]
     fails = {"write_operation": refused}
@@ -122,18 +122,18 @@ async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_pers
     await site.settles(lambda: present(site.quarantine().status.repair).began_at)
     assert site.shop.orders == []
     await site.replica.stop()
+    return site
+
+
+async def test_a_process_that_died_before_the_first_order_leaves_none_for_a_person() -> None:
+    site = await died_before_its_first_order()
     await site.runs_until(lambda: ("reboot", RepairState.SUCCEEDED) in site.attempts())
     site.check()
 
 
 async def test_a_beginning_that_a_dead_process_left_holds_no_release() -> None:
     """The operation is removed with the release: a beginning without one would look like a loss."""
-    site, refused = Site(), [Unreachable("503")]
-    fails = {"write_operation": refused}
-    site.start(fails=lambda name: next(iter(fails.get(name, ())), None))
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.repair)
-    await site.settles(lambda: present(site.quarantine().status.repair).began_at)
-    await site.replica.stop()
+    site = await died_before_its_first_order()
     site.shop.on_boot = lambda _: None
     site.shop._boot("n1")
     await site.runs_until(site.is_released)

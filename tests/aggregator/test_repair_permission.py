@@ -318,25 +318,20 @@ async def test_the_test_of_a_new_node_is_permitted_while_it_still_waits_for_it(
     assert await permissions.refusal("n1", other) == NO_ORDER
 
 
-async def test_a_test_that_a_person_cancels_after_the_look_at_it_is_not_permitted() -> None:
-    site = NewNodes(verdicts=(GOING,))
-    site.world.operations.person_requests("n1", "test", "r1")
-    cluster = MemoryCluster(site.world)
-    site.start(cluster)
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
-    [order] = site.program.orders
-
+def cancel_during_the_read_of_pods(world: World, cluster: MemoryCluster) -> None:
     def cancelled(name: str) -> None:
         if name == "pods_on":
-            site.world.operations.person_cancels("n1")
+            world.operations.person_cancels("n1")
 
     cluster._fails = cancelled
-    request = PermissionRequest(order.operation, "test", order.node_uid)
-    refusal = await site.replica.controller.repair_permissions.refusal("n1", request)
-    assert refusal == "a person deleted its operation"
 
 
-async def test_a_test_that_a_person_cancels_during_the_last_wait_is_not_permitted() -> None:
+@pytest.mark.parametrize(
+    "cancel", [cancel_during_the_read_of_pods, cancel_during_the_read_of_the_switch]
+)
+async def test_a_test_that_a_person_cancels_during_a_wait_is_not_permitted(
+    cancel: Callable[[World, MemoryCluster], None],
+) -> None:
     site = NewNodes(verdicts=(GOING,))
     site.world.operations.person_requests("n1", "test", "r1")
     cluster = MemoryCluster(site.world)
@@ -344,7 +339,7 @@ async def test_a_test_that_a_person_cancels_during_the_last_wait_is_not_permitte
     await site.settles(lambda: site.last_test().get("state") == "Ordered")
     await asyncio.sleep(10)
     [order] = site.program.orders
-    cancel_during_the_read_of_the_switch(site.world, cluster)
+    cancel(site.world, cluster)
     request = PermissionRequest(order.operation, "test", order.node_uid)
     refusal = await site.replica.controller.repair_permissions.refusal("n1", request)
     assert refusal == "a person deleted its operation"

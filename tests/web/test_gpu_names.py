@@ -1,10 +1,12 @@
 """A GPU's index and PCI address, from the inventory of this agent and of older ones."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from aggregator.health.model import Snapshot, Status
 from aggregator.health.node import NodeHealth, gpu_name, hide_gpus, name_gpus
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.web.node_view import ViewMoment
 from nodeagent.checks.gpu_inventory import evaluate
 from nodeagent.sources.gpu_sample import Gpu
@@ -93,8 +95,8 @@ def test_evidence_of_incident_and_fault_has_the_device() -> None:
     assert [item.device for item in found[0].evidence] == ["GPU at 0000:1b:00"]
 
 
-async def test_a_title_names_the_gpu_and_a_group_of_them_no_gpu() -> None:
-    fleet = FleetState(mode="drain")
+def lost_gpus(fleet: FleetState) -> Iterator[tuple[int, str, NodeSummary]]:
+    """Three nodes, each with the UUID of its lost GPU."""
     for number in (1, 2, 3):
         uuid = f"GPU-0000000{number}-7f43-4b6e-9a20-1f2e3d4c5b6a"
         node_summary = well(fleet, f"node-{number}", HANDS.now)
@@ -102,6 +104,12 @@ async def test_a_title_names_the_gpu_and_a_group_of_them_no_gpu() -> None:
         node_summary.agent.health.snapshot(
             Snapshot((component(HANDS.now, "gpu-inventory", uuid, Status.FAILED, LOST),), ())
         )
+        yield number, uuid, node_summary
+
+
+async def test_a_title_names_the_gpu_and_a_group_of_them_no_gpu() -> None:
+    fleet = FleetState(mode="drain")
+    for number, uuid, node_summary in lost_gpus(fleet):
         incident_of(
             node_summary,
             HANDS.now,
@@ -120,13 +128,7 @@ async def test_a_title_names_the_gpu_and_a_group_of_them_no_gpu() -> None:
 
 async def test_equal_quarantines_of_different_gpus_are_one_row() -> None:
     fleet = FleetState(mode="drain")
-    for number in (1, 2, 3):
-        uuid = f"GPU-0000000{number}-7f43-4b6e-9a20-1f2e3d4c5b6a"
-        node_summary = well(fleet, f"node-{number}", HANDS.now)
-        assert node_summary.agent.health is not None
-        node_summary.agent.health.snapshot(
-            Snapshot((component(HANDS.now, "gpu-inventory", uuid, Status.FAILED, LOST),), ())
-        )
+    for number, uuid, node_summary in lost_gpus(fleet):
         code = 79 if number < 3 else 95
         reason = f"xid:{code} (a fault) on {uuid}"
         quarantine_of(node_summary, HANDS.wall, reason=reason, component=uuid)
