@@ -14,6 +14,7 @@ from nodeagent.child_process import ChildProcess
 from tests.agent import fuse_server
 from tests.agent.agent_process import AgentProcess, Make
 from tests.agent.fuse_server import Filer
+from tests.controlplane.ports import ReservedPort
 from tests.support.fake_aggregator import FakeAggregator
 
 
@@ -44,9 +45,10 @@ def _ended_children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 async def aggregator() -> AsyncIterator[FakeAggregator]:
-    aggregator = await FakeAggregator().start()
-    yield aggregator
-    await aggregator.stop()
+    with ReservedPort() as port:  # a test may stop it, and another one begins in its place
+        aggregator = await FakeAggregator().start(f"127.0.0.1:{port.number}")
+        yield aggregator
+        await aggregator.stop()
 
 
 @pytest.fixture

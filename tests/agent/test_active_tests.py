@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from aggregator.demo.ports import free_port
 from nodeagent.active_tests import runner
 from nodeagent.active_tests.host import HostPrograms
 from nodeagent.active_tests.model import Verdict
@@ -156,9 +156,7 @@ def test_a_threshold_that_is_not_met_fails_and_names_its_source(machine: Machine
 
 @needs_iperf3
 def test_iperf3_measures_the_network_to_a_peer(machine: Machine) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = json.dumps(["iperf3", "-c", "{peer}", "-p", str(port), "-J", "-t", "1"])
     machine.profile(
         "net",

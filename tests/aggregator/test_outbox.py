@@ -36,6 +36,7 @@ from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
+from tests.controlplane.ports import ReservedPort
 from tests.support.present import of_type
 from tests.support.receiver import Hook, Receiver, hang, status, taken, webhook_settings
 from tests.support.text_files import text_file
@@ -423,14 +424,11 @@ async def killed_after(path: Path, url: str, secret_file: Path, receiver: Receiv
 async def test_kill_9_between_acceptance_and_delivery_loses_no_alert(
     path: Path, secret_file: Path
 ) -> None:
-    receiver = Receiver()
-    await receiver.start()
-    await receiver.stop()  # its port is known, and no process listens there
-    await killed_after(path, receiver.url(), secret_file, None)
-    await receiver.start()
-    async with telling(path, receiver.url(), secret_file) as alerts:
-        await until(lambda: sum(t.delivered for t in alerts.tallies().values()) == 5)
-    await receiver.stop()
+    with ReservedPort() as port:  # no process listens there
+        receiver = Receiver(port=port.number)
+        await killed_after(path, receiver.url(), secret_file, None)
+        async with receiver, telling(path, receiver.url(), secret_file) as alerts:
+            await until(lambda: sum(t.delivered for t in alerts.tallies().values()) == 5)
     nodes = [node for request in receiver.requests for node in request.nodes]
     assert nodes == [f"n{n}" for n in range(5)]
 

@@ -39,6 +39,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from tests.controlplane.pki import Authority
+from tests.controlplane.ports import ReservedPort
 from tests.support.present import of_type
 from tests.support.receiver import (
     Answer,
@@ -206,16 +207,14 @@ async def test_a_failing_receiver_gets_the_same_delivery_until_it_takes_it(
 async def test_a_receiver_that_is_down_is_told_when_it_is_up(
     tmp_path: Path, secret_file: Path
 ) -> None:
-    receiver = Receiver()
-    await receiver.start()
-    await receiver.stop()
-    async with telling(tmp_path, address(receiver, secret_file)) as alerts:
-        alerts.record_event(happened())
-        await until(lambda: "can't be reached" in alerts.problem)
-        assert alerts.depth() == {"hook": 1}
-        await receiver.start()
-        await until(lambda: delivered(alerts) == 1)
-    await receiver.stop()
+    with ReservedPort() as port:  # no process listens there
+        receiver = Receiver(port=port.number)
+        async with telling(tmp_path, address(receiver, secret_file)) as alerts:
+            alerts.record_event(happened())
+            await until(lambda: "can't be reached" in alerts.problem)
+            assert alerts.depth() == {"hook": 1}
+            async with receiver:
+                await until(lambda: delivered(alerts) == 1)
 
 
 async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> None:

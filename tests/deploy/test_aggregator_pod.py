@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.controlplane.waiting import wait_until
+from aggregator.demo.ports import free_port
+from tests.controlplane.waiting import PATIENCE, wait_until
 from tests.deploy import pod
 from tests.deploy.manifests import container, find, pod_spec
 from tests.deploy.pod import Container
@@ -53,10 +54,7 @@ def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path)
         if name in {"data", "tmp"}:
             os.chown(folder, user, user)  # fsGroup, and emptyDir's mode
     text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
-    with socket.socket() as grpc, socket.socket() as web:
-        for each in (grpc, web):
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in (grpc, web)]
+    ports = [free_port(), free_port()]
     # In the host's network here, so on ports that are free.
     text = text.replace("0.0.0.0:8443", f"127.0.0.1:{ports[0]}")
     text = text.replace("0.0.0.0:8080", f"127.0.0.1:{ports[1]}")

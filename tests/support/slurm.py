@@ -15,6 +15,7 @@ from typing import Self
 
 import pytest
 
+from tests.controlplane.ports import ReservedPort
 from tests.controlplane.waiting import wait_until
 
 NEEDED = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatch")
@@ -107,7 +108,7 @@ class Slurm:
         self._stack = ExitStack()
         self._slurmds: dict[str, subprocess.Popen[bytes]] = {}
         self._controller: subprocess.Popen[bytes] | None = None
-        ports = _free_ports(1 + len(self.nodes))
+        ports = [self._free_port() for _ in range(1 + len(self.nodes))]
         lines = [
             f"NodeName={name} NodeHostname={'host-' + name if name in silent_ones else 'localhost'}"
             f" NodeAddr=127.0.0.1 Port={port} CPUs=1"
@@ -248,7 +249,7 @@ class Slurm:
 
     def start_rest(self) -> str:
         """Start slurmrestd; its URL."""
-        [port] = _free_ports(1)
+        port = self._free_port()
         api = ["-s", "openapi/v0.0.37,openapi/v0.0.38", "-a", "rest_auth/jwt"]
         # The daemon itself has no token: each request carries its user's.
         safe = "disable_user_check,disable_unshare_sysv,disable_unshare_files"
@@ -317,6 +318,10 @@ class Slurm:
         path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
         return os.environ | {"SLURM_CONF": str(self.conf), "PATH": path}
 
+    def _free_port(self) -> int:
+        """No other program gets it, before one of Slurm's listens there or after that has ended."""
+        return self._stack.enter_context(ReservedPort()).number
+
     def _start(
         self, command: list[str], more: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
@@ -339,11 +344,3 @@ def _answers(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

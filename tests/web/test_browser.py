@@ -151,10 +151,11 @@ async def test_a_quarantine_appears_moves_on_and_ends_without_a_reload(browser: 
         assert one.complaints == []
 
 
-async def test_a_lost_connection_is_said_and_heals_by_itself(browser: Browser) -> None:
+async def test_a_lost_connection_is_said_and_heals_by_itself(
+    browser: Browser, address: str
+) -> None:
     fleet = small_fleet(monotonic_hands())
-    async with serving(fleet, running_clocks()) as served:
-        address = served.url.removeprefix("http://")
+    async with serving(fleet, running_clocks(), address=address) as served:
         one = await tab(browser, served.url)
         await expect(one.page.locator("#lost")).to_be_hidden()
     await expect(one.page.locator("#lost")).to_contain_text("Connection lost since 03:1")

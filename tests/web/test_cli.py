@@ -361,11 +361,10 @@ async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(serv
     assert err.startswith("sickbay: the answer can't be written: ")
 
 
-async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
+async def test_watch_tells_what_happens_and_finds_its_way_back(address: str) -> None:
     fleet = small_fleet(Hands())
     lines: list[str] = []
-    async with serving(fleet, running_clocks()) as served:
-        address = served.url.removeprefix("http://")
+    async with serving(fleet, running_clocks(), address=address) as served:
         process = await start("watch", "--url", served.url)
         assert process.stdout is not None
 
