@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.controlplane.api import APPLY_PATCH, Answer, ApiClient, ApiError
+from tests.controlplane.rights import wait_in_force
 from tests.controlplane.waiting import wait_until
 from tests.support.yaml_documents import read_documents
 
@@ -17,7 +18,8 @@ def apply(client: ApiClient, source: str | Path, *, namespace: str = "default") 
     """Apply every document of a YAML text (str) or file or folder (Path), in order.
 
     Objects without a namespace go into `namespace`. A CustomResourceDefinition is waited for
-    until its kind is served. Returns the objects as they are now. Raises ApiError.
+    until its kind is served, and a binding until it is in force. Returns the objects as they are
+    now. Raises ApiError.
 
     A document that this client applied before is not sent again while the server has the object
     as that left it: most tests apply the same manifests, and a definition costs 50 ms of CPU.
@@ -92,6 +94,8 @@ def _apply_one(client: ApiClient, document: dict[str, Any], namespace: str) -> A
     client.applied[path] = (sent, answer.body)
     if document["kind"] == "CustomResourceDefinition":
         _wait_served(client, document)
+    elif document["kind"].endswith("RoleBinding"):
+        wait_in_force(client, answer.body)
     return answer.body
 
 

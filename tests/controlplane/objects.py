@@ -1,6 +1,7 @@
 """Nodes, pods and tokens, which almost every test of a cluster needs."""
 
 import datetime as dt
+import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.controlplane import manifests
+from tests.controlplane import manifests, rights
 from tests.controlplane.api import JSON, STRATEGIC_PATCH, Answer, ApiClient, ApiError
 from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.versions import kubernetes_version
@@ -45,6 +46,22 @@ class ClusterObjects:
     def apply(self, source: str | Path, *, namespace: str = "default") -> list[Any]:
         """Create or update the documents of a YAML text, file or folder; see manifests.apply."""
         return manifests.apply(self.client, source, namespace=namespace)
+
+    def bind(self, name: str, role: str, subject: dict[str, str]) -> None:
+        """Make a ClusterRoleBinding, and wait until it is in force."""
+        group = "rbac.authorization.k8s.io"
+        binding = {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+            "subjects": [subject],
+        }
+        self.apply(json.dumps(binding))
+
+    def unbind(self, path: str) -> None:
+        """Delete a RoleBinding or ClusterRoleBinding; see rights.unbind."""
+        rights.unbind(self.client, path)
 
     @contextmanager
     def applied(self, source: str | Path) -> Iterator[None]:

@@ -546,15 +546,8 @@ async def test_with_the_policy_that_names_authors_a_persons_uncordon_releases_an
     )
     space = cluster_space.namespace
     plane.create_service_account(space, "kured")
-    group = "rbac.authorization.k8s.io"
-    role = {
-        "apiVersion": f"{group}/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": f"kured-{space}"},
-        "roleRef": {"kind": "ClusterRole", "name": "cluster-admin", "apiGroup": group},
-        "subjects": [{"kind": "ServiceAccount", "name": "kured", "namespace": space}],
-    }
-    plane.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", role)
+    account = {"kind": "ServiceAccount", "name": "kured", "namespace": space}
+    plane.bind(f"kured-{space}", "cluster-admin", account)
     tool = plane.client_with_token(plane.token_for(space, "kured", audience=None))
     path, uncordon = f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}}
     async with running_bench(kube, cluster_space, settings=settings) as bench:

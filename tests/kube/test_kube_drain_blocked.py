@@ -283,18 +283,8 @@ BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 def administrator(space: Space) -> Path:
     """The kubeconfig of a service account with all rights: the proxy passes tokens on."""
     space.plane.create_service_account(space.namespace, "administrator")
-    account = {
-        "kind": "ServiceAccount",
-        "name": "administrator",
-        "namespace": space.namespace,
-    }
-    role = {
-        "apiGroup": "rbac.authorization.k8s.io",
-        "kind": "ClusterRole",
-        "name": "cluster-admin",
-    }
-    body = {"metadata": {"name": space.namespace}, "roleRef": role, "subjects": [account]}
-    space.plane.call("POST", BINDINGS, body)
+    account = {"kind": "ServiceAccount", "name": "administrator", "namespace": space.namespace}
+    space.plane.bind(space.namespace, "cluster-admin", account)
     return space.plane.kubeconfig_for_service_account(space.namespace, "administrator")
 
 

@@ -244,7 +244,7 @@ async def test_one_right_that_is_missing_is_the_one_that_is_named(
     control_plane: ControlPlane, account: Path
 ) -> None:
     role = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings"
-    control_plane.call("DELETE", f"{role}/sickbay-aggregator-events")
+    control_plane.unbind(f"{role}/sickbay-aggregator-events")
     cluster = KubeCluster(kubeconfig=str(account))
     try:
         with pytest.raises(Refused) as raised:

@@ -21,9 +21,6 @@ from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.present import present
 from tests.support.waiting import PATIENCE
 
-SUBJECT_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-
 
 class Gate:
     """The page's gate, with a clock that a test moves."""
@@ -62,20 +59,9 @@ async def gate(account: Path) -> AsyncIterator[Gate]:
 
 
 def bind(plane: ControlPlane, space: Space, role: str, account: str) -> None:
-    """Grant a ClusterRole of access.yaml to an account of the test's namespace."""
-    plane.call(
-        "POST",
-        f"{RBAC}/clusterrolebindings",
-        {
-            "metadata": {"name": f"{space.namespace}-{account}-{role}"},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": role,
-            },
-            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": space.namespace}],
-        },
-    )
+    """Grant a ClusterRole to an account of the test's namespace."""
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": space.namespace}
+    plane.bind(f"{space.namespace}-{account}-{role}", role, subject)
 
 
 async def test_the_viewers_account_reads(gate: Gate, control_plane: ControlPlane) -> None:
@@ -94,18 +80,8 @@ def test_the_clusters_own_roles_view_and_edit_reach_quarantines(
     for role in ("view", "edit", "nothing"):
         user = f"{cluster_space.namespace}-{role}"
         people[role] = plane.client_for(user)
-        subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
-        binding = {
-            "metadata": {"name": user},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": role,
-            },
-            "subjects": [subject],
-        }
         if role != "nothing":
-            plane.call("POST", f"{RBAC}/clusterrolebindings", binding)
+            plane.bind(user, role, {"kind": "User", "name": user})
     made = {
         "apiVersion": "sickbay.dev/v1alpha1",
         "kind": "Quarantine",
@@ -205,25 +181,7 @@ async def test_groups_of_a_certificate_or_proxy_have_their_rights(
     gate: Gate, control_plane: ControlPlane, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.namespace}-oncall"
-    control_plane.call(
-        "POST",
-        f"{RBAC}/clusterrolebindings",
-        {
-            "metadata": {"name": name},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": "sickbay-operator",
-            },
-            "subjects": [{"kind": "Group", "name": name, "apiGroup": "rbac.authorization.k8s.io"}],
-        },
-    )
-    attributes = {"verb": "list", "group": "sickbay.dev", "resource": "quarantines"}
-    review = {"spec": {"user": "alice", "groups": [name], "resourceAttributes": attributes}}
-    wait_until(
-        lambda: control_plane.call("POST", SUBJECT_REVIEWS, review)["status"]["allowed"],
-        what="the authorizer to hear of the binding",
-    )
+    control_plane.bind(name, "sickbay-operator", {"kind": "Group", "name": name})
     reviews = present(gate.cluster.capabilities.access_reviews)
     delete = Access("delete", "sickbay.dev", "quarantines", name="node-1")
     stop = Access("patch", "", "configmaps", namespace="sickbay", name="sickbay-stop")

@@ -145,7 +145,7 @@ async def test_without_the_right_on_the_switch_the_answer_names_the_file(
     await site.ask("stop", token, reason="x")
     await site.ask("resume", token)
     path = "/apis/rbac.authorization.k8s.io/v1/namespaces/sickbay/rolebindings"
-    site.plane.call("DELETE", f"{path}/sickbay-aggregator-actions")
+    site.plane.unbind(f"{path}/sickbay-aggregator-actions")
     status, told = await site.ask("stop", token, reason="x")
     assert status == 409
     assert "page-actions-rbac.yaml" in told["hint"]
