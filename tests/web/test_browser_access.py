@@ -92,6 +92,7 @@ async def test_a_person_logs_in_sees_the_live_page_and_logs_out(
     assert await page.evaluate("document.cookie") == ""
     assert complaints == []
     await page.get_by_role("button", name="Log out").click()
+    await expect(page).to_have_url(f"{served.url}/login")  # else `goto` cancels the log-out
     await page.goto(served.url)
     await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
 

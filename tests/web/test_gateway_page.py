@@ -117,12 +117,16 @@ async def test_a_stream_ends_when_another_replica_is_the_controller(
 
 
 async def test_an_open_stream_does_not_delay_the_end_of_the_gateway(
-    served: Served, gateway: GatewayOf
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is closed when this replica becomes the controller, which serves the same address."""
-    async with served.session.get(f"{gateway.url}/api/v1/stream") as stream:
+    monkeypatch.setattr(gateway_page, "_GRACE", 2 * PATIENCE)
+    async with (
+        gateway_of(served) as gateway,
+        served.session.get(f"{gateway.url}/api/v1/stream") as stream,
+    ):
         await wait_for_line(stream, b"event: hello")
-        async with asyncio.timeout(gateway_page._GRACE):
+        async with asyncio.timeout(PATIENCE):
             await gateway.page.close()
 
 
