@@ -152,5 +152,8 @@ def test_the_end_of_a_persons_drain_leaves_the_node_drained_for_its_fault(
         lambda: slurm.shown("w1")["Reason"].startswith("sickbay: xid:79"), what=aggregator.log
     )
     assert "DRAIN" in slurm.state("w1")
-    shown = (aggregator.ask("nodes/w1") or {})["quarantine"]
-    assert "it was somebody else's before" in shown["uncordoned"]
+    told = "it was somebody else's before"
+    wait_until(
+        lambda: told in (aggregator.ask("nodes/w1") or {})["quarantine"]["uncordoned"],
+        what=aggregator.log,
+    )

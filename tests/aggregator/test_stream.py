@@ -553,12 +553,13 @@ async def test_stopping_sends_every_agent_elsewhere_at_once(plain: Site) -> None
 async def test_who_does_not_say_hello_or_send_a_snapshot_in_time_is_let_go(
     plain: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aggregator.ingest.agent_exchange.HELLO_WITHIN", 0.2)
     monkeypatch.setattr("aggregator.ingest.stream.SNAPSHOT_WITHIN", 0.2)
-    async with plain.agent() as mute, plain.agent("node-2") as empty:
+    async with plain.agent("node-2") as empty:
         await empty.hello()
-        assert await mute.ending() == (Code.DEADLINE_EXCEEDED, "no Hello within 0.2 s")
         assert await empty.ending() == (Code.DEADLINE_EXCEEDED, "no Snapshot within 0.2 s")
+    monkeypatch.setattr("aggregator.ingest.agent_exchange.HELLO_WITHIN", 0.2)
+    async with plain.agent() as mute:
+        assert await mute.ending() == (Code.DEADLINE_EXCEEDED, "no Hello within 0.2 s")
     assert plain.stats.refused == {"no_hello": 1}
     assert plain.stats.ended == {"no_snapshot": 1}
 

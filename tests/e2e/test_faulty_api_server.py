@@ -43,6 +43,7 @@ def test_with_30_per_cent_of_answers_500_or_reset_no_fault_is_lost_and_no_pod_ev
         with Simulator(line, log=tmp_path / "simulator.log") as simulator:
             simulator.until_streaming(count)
             proxy.faults = faults
+            proxy.busy_once = "/eviction"  # chance alone may give no 429
             simulator.inject(nodes="all", fault="xid:79")
             stack.until(
                 lambda: list(quarantined(plane, space.node_prefix).values()) == ["Drained"] * count,

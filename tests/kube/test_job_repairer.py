@@ -18,6 +18,7 @@ from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.job_manifest import job_manifest, job_name
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
+from tests.kube.test_kube_drain import until as until_answered
 from tests.kube.test_kube_fences import SPEC
 from tests.support.active_test_jobs import DISRUPTED, Jobs, job_section, order_of_a_test
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
@@ -43,7 +44,8 @@ class Case:
 
     async def _sleep(self, seconds: float) -> None:
         self.slept += 1
-        await asyncio.sleep(min(seconds, 0.5))
+        # The first cancellation in vain is short; a later one waits for the garbage collector.
+        await asyncio.sleep(min(seconds, 0.5) if self.slept <= 15 else 2.0)
 
     async def ordered(self) -> None:
         answer = await self.repairer.order(self.order, UNGUARDED)
@@ -55,12 +57,10 @@ class Case:
 
     async def outcome(self) -> RepairAnswer:
         """The answer at the end of the test."""
-        for _ in range(120):
-            answer = await self.repairer.read_outcome(self.order)
-            if answer.state is not AnswerState.TAKEN:
-                return answer
-            await asyncio.sleep(0.25)
-        raise TimeoutError("the test does not end")
+        return await until_answered(
+            lambda: self.repairer.read_outcome(self.order),
+            lambda answer: answer.state is not AnswerState.TAKEN,
+        )
 
     async def has_no_verdict(self, why: str) -> None:
         answer = await self.outcome()
@@ -114,17 +114,11 @@ async def test_a_taint_of_another_party_keeps_the_test_away(case: Case) -> None:
     plane.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, MERGE_PATCH)
     await case.ordered()
 
-    async def waits() -> str:
-        return (await case.repairer.read_outcome(case.order)).text
-
     # The scheduler names the taint only in older versions of Kubernetes.
-    for _ in range(120):
-        if "untolerated taint" in await waits():
-            break
-        await asyncio.sleep(0.25)
-    told = await waits()
-    assert "Unschedulable" in told, told
-    assert "untolerated taint" in told, told
+    told = await until_answered(
+        lambda: case.repairer.read_outcome(case.order), lambda one: "untolerated taint" in one.text
+    )
+    assert "Unschedulable" in told.text, told
 
 
 async def test_an_order_that_is_sent_again_makes_no_second_job(case: Case) -> None:
@@ -238,11 +232,9 @@ async def test_a_deadline_is_no_verdict(
     await case.ordered()
     answer = await case.outcome()
     assert answer.state is AnswerState.INCONCLUSIVE, answer
-    for _ in range(100):
-        if (await case.repairer.clean_up(case.order)).state is AnswerState.DONE:
-            return
-        await asyncio.sleep(0.2)
-    raise TimeoutError("the Job stays")
+    await until_answered(
+        lambda: case.repairer.clean_up(case.order), lambda one: one.state is AnswerState.DONE
+    )
 
 
 async def test_a_test_that_finds_no_room_is_no_verdict(

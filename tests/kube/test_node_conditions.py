@@ -88,7 +88,9 @@ async def test_a_quarantine_and_its_release_are_two_transitions_and_no_write_bet
         assert not [
             entry
             for entry in cluster_space.plane.audit_entries(mark)
-            if entry["verb"] == "patch" and "/nodes/" in entry["requestURI"]
+            if entry["verb"] == "patch"
+            and "/nodes/" in entry["requestURI"]
+            and entry.get("userAgent") == "sickbay-aggregator"  # controllers annotate nodes
         ], "the same state is written once"
 
         bench.delete(sick)  # a person's release

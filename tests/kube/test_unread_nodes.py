@@ -87,9 +87,13 @@ async def test_a_node_as_expected_is_marked_and_keeps_all_else(
 async def test_known_taints_are_kept_beside_ours(kube: KubeCluster, cluster_space: Space) -> None:
     [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations={"keep": "me"})
     taint = {"key": THEIRS.key, "value": THEIRS.value, "effect": THEIRS.effect}
-    merge(cluster_space, name, {"spec": {"taints": [taint]}})
-    node = replace(await listed(kube, name), taints=(THEIRS,))
-    await kube.patch_node(node, replace(MARKS, taints=(THEIRS, OURS)), guard=UNGUARDED)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            merge(cluster_space, name, {"spec": {"taints": [taint]}})
+            node = replace(await listed(kube, name), taints=(THEIRS,))
+            with contextlib.suppress(Conflict):  # a controller writes a new node meanwhile
+                await kube.patch_node(node, replace(MARKS, taints=(THEIRS, OURS)), guard=UNGUARDED)
+                break
     stored = present(await kube.read_node(name))
     assert {one.key for one in stored.taints} >= {THEIRS.key, OURS.key}
 
