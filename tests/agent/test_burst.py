@@ -70,8 +70,8 @@ async def test_a_burst_is_counted_in_a_few_messages_and_hides_nothing(
     assert len(aggregator.latest.messages) - messages < 20
     fault = aggregator.latest.faults["xid:31", GPU]
     assert 0 < fault.first_age_ms - fault.last_age_ms < 2000 * SECONDS
-    # A tenth of a second for a thousand lines, and as much again for a slow machine.
-    assert cost(agent.process.pid).cpu_s - spent < 2 * LINES / 10_000
+    # A tenth of a second for a thousand lines, and four times as much again for a slow machine.
+    assert cost(agent.process.pid).cpu_s - spent < 5 * LINES / 10_000
 
 
 async def test_a_single_line_is_read_at_once(

@@ -26,7 +26,7 @@ PATH = "/run/containerd/containerd.sock"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_runtime, "_DEADLINE", 2.0)
+    monkeypatch.setattr(container_runtime, "_DEADLINE", 5.0)
 
 
 def check_of(root: Path, *sockets: str) -> container_runtime.ContainerRuntime:

@@ -103,7 +103,7 @@ async def test_words_for_people(tmp_path: Path, protocol: str, text: str, messag
 
 async def test_a_time_out_is_unknown_and_says_where_it_waited(tmp_path: Path) -> None:
     started = time.monotonic()
-    found = await verdict(tmp_path, "echo so far; exec sleep 1000", time_limit=0.3)
+    found = await verdict(tmp_path, "echo so far; exec sleep 1000", time_limit=2.0)
     assert found[:2] == (Status.UNKNOWN, "timeout")
     assert re.search(r"^so far; not done by its time limit \(S( in \w+)?\), ended$", found[2])
     assert time.monotonic() - started < PATIENCE
@@ -139,11 +139,13 @@ while [ "$(wc -l < {pids})" -lt 5 ]; do sleep 0.02; done
 """
 
 
-@pytest.mark.parametrize("end", ["exit 0", "exec sleep 60"])
-async def test_every_process_that_it_leaves_behind_is_ended(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize(("end", "limit"), [("exit 0", PATIENCE), ("exec sleep 60", 6)])
+async def test_every_process_that_it_leaves_behind_is_ended(
+    tmp_path: Path, end: str, limit: float
+) -> None:
     """The program leaves children, a process group of its own, and a daemon."""
     pids = tmp_path / "pids"
-    await verdict(tmp_path, LEAVES.format(pids=pids, end=end), time_limit=3)
+    await verdict(tmp_path, LEAVES.format(pids=pids, end=end), time_limit=limit)
     assert len(pids_in(pids)) == 5
     assert not [pid for pid in pids_in(pids) if not ended(pid)]
 
@@ -156,10 +158,10 @@ async def test_who_forks_and_forks_is_ended_to_the_last(tmp_path: Path) -> None:
       setsid bash -c 'echo $$ >> {pids}; (sleep 60 &) ; (sleep 60 &) ; exec sleep 60' &
     done
     wait"""
-    found = await verdict(tmp_path, text, time_limit=1.0)
+    found = await verdict(tmp_path, text, time_limit=4.0)
     assert found[:2] == (Status.UNKNOWN, "timeout")
     started = pids_in(pids)
-    assert len(started) > 20
+    assert len(started) > 10
     assert not [pid for pid in started if not ended(pid)]
     assert not sessions() & set(started), "nor their children, which nobody is the parent of"
 
@@ -297,7 +299,7 @@ async def test_one_that_hangs_in_the_kernel_is_said_to_and_not_started_again(
     folder, thaw = frozen
     count = tmp_path / "count"
     path = script(tmp_path, BASH + f"echo x >> {count}; exec touch {folder}/new")
-    program = CommandProcess([path], time_limit=0.3, host_root=Path("/"))
+    program = CommandProcess([path], time_limit=2.0, host_root=Path("/"))
     first = await program.run()
     assert custom_command.evaluate(NAGIOS, first)[:2] == (Status.UNKNOWN, "timeout")
     assert isinstance(first, Outcome)

@@ -43,11 +43,11 @@ async def test_a_kubelet_that_stops_is_failed(tmp_path: Path) -> None:
 async def test_a_kubelet_that_hangs_is_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubelet, "_DEADLINE", 0.2)
     answers = [response("ok"), b""]
     async with serving(lambda _: answers.pop(0)) as url:
         check = check_of(tmp_path, url)
         assert verdicts(await check.run_check()) == {"": OK}
+        monkeypatch.setattr(kubelet, "_DEADLINE", 0.2)
         assert verdicts(await check.run_check()) == {"": (Status.FAILED, "timeout")}
 
 

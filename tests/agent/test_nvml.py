@@ -320,7 +320,7 @@ async def test_the_worker_ends_with_the_agent_even_from_within_a_call(tmp_path: 
     )
     assert agent.stdout is not None
     pid = int(await asyncio.wait_for(agent.stdout.readline(), 300))
-    assert read_state(pid).name == "nvml 0 uuid"
+    await until(lambda: read_state(pid).name == "nvml 0 uuid", "the hang")
     agent.send_signal(signal.SIGKILL)
     await agent.wait()
     await until(lambda: read_state(pid).state in ("", "Z"), "the worker's end")

@@ -295,7 +295,7 @@ async def smtp(mailbox: Mailbox, **how: Any) -> AsyncIterator[int]:
 
 def mail_to(port: int, **more: Any) -> ReceiverConfig:
     options = EmailOptions(f"localhost:{port}", "sickbay@site.test", ("oncall@site.test",), **more)
-    return ReceiverConfig("mail", email=options, timeout=5.0)
+    return ReceiverConfig("mail", email=options, timeout=PATIENCE)
 
 
 async def test_a_mail_arrives_and_its_end_in_the_same_thread(tmp_path: Path) -> None:
@@ -450,16 +450,18 @@ def over_http(
     url_file = file_of(folder, "url", receiver.url(SECRET_URL))
     secret = file_of(folder, "secret", "0123456789abcdef0123456789abcdef")
     return [
-        ReceiverConfig("slack", slack=SlackOptions(url_file, http=http), timeout=1.0),
-        ReceiverConfig("teams", teams=TeamsOptions(url_file, http=http), timeout=1.0),
+        ReceiverConfig("slack", slack=SlackOptions(url_file, http=http), timeout=PATIENCE),
+        ReceiverConfig("teams", teams=TeamsOptions(url_file, http=http), timeout=PATIENCE),
         ReceiverConfig(
             "pagerduty",
             pagerduty=PagerDutyOptions(secret, receiver.url("/v2/enqueue"), http=http),
-            timeout=1.0,
+            timeout=PATIENCE,
         ),
-        ReceiverConfig("am", alertmanager=AlertmanagerOptions(receiver.url(""), http), timeout=1.0),
         ReceiverConfig(
-            "hook", webhook=WebhookOptions(receiver.url("/hook"), secret, http), timeout=1.0
+            "am", alertmanager=AlertmanagerOptions(receiver.url(""), http), timeout=PATIENCE
+        ),
+        ReceiverConfig(
+            "hook", webhook=WebhookOptions(receiver.url("/hook"), secret, http), timeout=PATIENCE
         ),
     ]
 

@@ -136,6 +136,6 @@ def test_faults_are_acted_on_while_the_database_is_away_and_all_of_it_is_kept(
             what="the third quarantine",
             timeout_s=60,
         )
-        assert ours.end() < 25
+        assert ours.end() < 60
         assert ours.process.returncode == 0
     assert PASSWORD not in ours.log.read_text()

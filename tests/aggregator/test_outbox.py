@@ -383,7 +383,7 @@ def test_telling_together_loses_no_node_and_groups_only_what_is_grouped(
 async def telling(
     path: Path, url: str, secret_file: Path, name: str = "hook"
 ) -> AsyncIterator[Notifier]:
-    settings = webhook_settings(Hook(url, secret_file, timeout=2.0, name=name))
+    settings = webhook_settings(Hook(url, secret_file, timeout=PATIENCE, name=name))
     alerts = Notifier(
         FileStore(path),
         settings,

@@ -18,6 +18,7 @@ from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
 from aggregator.repairers.webhook import WebhookRepairer
 from tests.support.text_files import text_file
+from tests.support.waiting import PATIENCE
 
 ORDER = RepairOrder(
     "q-1-reboot", "reboot", "n1", "uid-n1", "boot-1", "q", "xid:79 on GPU-1", 600.0, ("GPU-1",)
@@ -109,7 +110,8 @@ async def test_a_command_fails_a_node_by_exit_code_1_alone(
     tmp_path: Path, text: str, reply: AnswerState
 ) -> None:
     path = program(tmp_path, f'[ "$1" = standard ] || exit 9\n{text}')
-    answer = await command(path, "{profile}", limit=0.5).order(TEST, UNGUARDED)
+    limit = 0.5 if "sleep" in text else PATIENCE
+    answer = await command(path, "{profile}", limit=limit).order(TEST, UNGUARDED)
     assert answer.state is reply
 
 
@@ -232,7 +234,7 @@ async def test_an_endpoint_without_an_answer_leaves_the_outcome_open(
     server: Answers, secret: Path
 ) -> None:
     server.pause = 5.0
-    brief = RepairOrder(*(ORDER.operation, "reboot", "n1", "u", "b", "q", "r"), lasts=0.3)
+    brief = RepairOrder(*(ORDER.operation, "reboot", "n1", "u", "b", "q", "r"), lasts=2.0)
     answer = await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(brief, UNGUARDED)
     assert answer.state is AnswerState.UNSURE
 

@@ -482,6 +482,7 @@ async def test_an_api_server_that_does_not_answer_is_given_up(
         await store.key(RSA.kid)
     assert refused.value.refusal is Refusal.KEYS_UNAVAILABLE
     assert "TimeoutError" in store.trouble
+    monkeypatch.undo()
     cluster.gate = None
     cluster.now += MAX_INTERVAL
     assert (await store.key(RSA.kid)).key_id == RSA.kid

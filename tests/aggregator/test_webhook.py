@@ -51,7 +51,7 @@ from tests.support.receiver import (
     taken,
     webhook_settings,
 )
-from tests.support.waiting import CLOCKS, until
+from tests.support.waiting import CLOCKS, PATIENCE, until
 
 SECRET = b"correct horse"
 QUICK = Retry(Backoff(0.02, 0.1), give_up=60)
@@ -102,7 +102,7 @@ def address(
     path: str = "/h",
     name: str = "hook",
 ) -> Hook:
-    return Hook(receiver.url(path), secret_file, kinds, timeout=1.0, name=name)
+    return Hook(receiver.url(path), secret_file, kinds, timeout=PATIENCE, name=name)
 
 
 def is_signed(request: Received, secret: bytes) -> bool:
@@ -364,7 +364,7 @@ async def test_neither_secret_nor_url_is_ever_logged(
     caplog.set_level(logging.DEBUG)
     receiver = Receiver(answers=[status(500), status(302), status(429), status(404)])
     async with receiver:
-        where = Hook(receiver.url("/T0PSECRET-path"), secret_file, timeout=1.0)
+        where = Hook(receiver.url("/T0PSECRET-path"), secret_file, timeout=PATIENCE)
         gone = Hook("http://user:pw-in-url@127.0.0.1:1/T0PSECRET-path", secret_file, name="gone")
         async with telling(tmp_path, where, gone) as alerts:
             alerts.record_event(happened())

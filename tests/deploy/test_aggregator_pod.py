@@ -33,7 +33,7 @@ def _get(port: int, path: str) -> tuple[int, str]:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
-            socket.create_connection(("127.0.0.1", port), 5) as raw,
+            socket.create_connection(("127.0.0.1", port), PATIENCE) as raw,
             context.wrap_socket(raw, server_hostname=NAME) as tls,
         ):
             tls.sendall(f"GET {path} HTTP/1.0\r\nHost: {NAME}\r\n\r\n".encode())
