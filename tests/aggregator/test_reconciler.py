@@ -594,6 +594,81 @@ async def test_a_cordon_or_release_that_fails_for_a_minute_is_reported_once(
     assert all(text.endswith(f"fails, and is tried again: {error}") for *_, text in reported)
 
 
+def reports(bench: Bench) -> list[EventKind]:
+    """The kinds that the worker reports from now on."""
+    found: list[EventKind] = []
+    bench.made._reads.acts.emit_event = lambda _state, kind, _text: found.append(kind)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [
+        (None, EventKind.MARKS_MISSING),
+        (Phase.ADMITTED, EventKind.MARKS_MISSING),
+        (Phase.DRAINED, EventKind.RELEASE_HELD),
+    ],
+)
+async def test_a_bug_in_a_plan_ends_no_task_and_is_reported(
+    bench: Bench, phase: Phase | None, kind: EventKind
+) -> None:
+    reported, broken = reports(bench), SimpleNamespace()
+    set_fields(bench.node_state, quarantine=quarantine(phase) if phase else None)
+    bench.step = broken  # type: ignore[assignment]  # it has no step, which raises
+    bench.queue.add(bench.node_state)
+    await asyncio.sleep(100)
+    assert bench.node_state.work.is_running
+    assert reported == [kind]
+    bench.step = None
+    await bench.node_state.work.task
+    assert bench.node_state.work.last_error == ""
+
+
+async def test_a_bug_in_the_evaluation_or_a_read_again_ends_no_task(bench: Bench) -> None:
+    bench.answers["reread"] = ValueError("a bug")
+    assert await fail(bench, Conflict("x"), Conflict("x")) == [0.0, 0.4]
+    evaluating, evaluate = [ZeroDivisionError] * 9, bench.evaluate_node
+
+    def evaluate_node(node_state: NodeState) -> None:
+        if evaluating:
+            raise evaluating.pop()
+        evaluate(node_state)
+
+    vars(bench)["evaluate_node"] = evaluate_node
+    bench.queue.evaluate(bench.node_state)
+    await asyncio.sleep(0)
+    await bench.node_state.work.task
+    assert not bench.node_state.work.evaluation_due
+
+
+@pytest.mark.parametrize(
+    ("field", "call", "kind"),
+    [
+        ("orphan", "sweep", EventKind.RELEASE_HELD),
+        ("to_adopt", "adopt", EventKind.ADOPTED),
+    ],
+)
+async def test_marks_without_an_object_for_a_minute_are_reported(
+    bench: Bench, field: str, call: str, kind: EventKind
+) -> None:
+    reported, errors = reports(bench), [Refused("exceeded quota", retry_after=40.0)] * 9
+    set_fields(bench.node_state, **{field: "uid"})
+
+    def act() -> Exception | None:
+        if errors:
+            return errors.pop()
+        set_fields(bench.node_state, **{field: ""})
+        return None
+
+    bench.answers[call] = act
+    bench.queue.add(bench.node_state)
+    await asyncio.sleep(0)
+    began = bench.loop.time()
+    await bench.node_state.work.task
+    assert reported == [kind]
+    assert (bench.loop.time() - began < 9 * 40) == (field == "orphan"), "it ends a quarantine"
+
+
 async def test_an_error_is_shown_while_it_lasts(bench: Bench) -> None:
     seen: list[str] = []
     for error in (Unreachable("no answer"), Refused("forbidden"), ValueError("a bug")):

@@ -108,6 +108,22 @@ async def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_tur
     assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
 
 
+async def test_a_bug_in_the_evaluation_of_a_node_keeps_none_of_the_others_from_theirs() -> None:
+    bench, bad = QueueBench(), NodeState("bad", now=loop_time)
+
+    def evaluate(node_state: NodeState) -> None:
+        if node_state is bad:
+            raise ZeroDivisionError
+        bench._evaluate(node_state)
+
+    evaluator: Any = SimpleNamespace(evaluate_node=evaluate)
+    bench.queue.deliver_to(evaluator, SimpleNamespace(start=bench._start))
+    bench.queue.evaluate(bad)
+    bench.queue.evaluate(bench.node_state)
+    await asyncio.sleep(0)
+    assert bench.did == ["start bad", "evaluate None"]
+
+
 async def test_what_waits_for_marks_begins_with_the_last_of_them_and_each_after_its_own_time() -> (
     None
 ):

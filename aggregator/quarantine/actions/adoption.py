@@ -15,7 +15,6 @@ from attrs import define
 from aggregator.cluster.node_names import APPLIED, is_marked
 from aggregator.cluster.port import (
     Action,
-    ClusterError,
     Conflict,
     Node,
     Phase,
@@ -72,7 +71,7 @@ class MarkAdopter:
         node_state.quarantine_view.to_adopt = False
         try:
             await self._adopt(node_state)
-        except ClusterError:
+        except Exception:
             node_state.quarantine_view.to_adopt = True
             raise
 

@@ -15,7 +15,6 @@ from aggregator.cluster.port import (
     Action,
     AdmissionRefused,
     Cluster,
-    ClusterError,
     Guard,
     Node,
     NodeChange,
@@ -151,7 +150,7 @@ class NodeActions(NodeReports):
         node_state.work.needs_read = False
         try:
             node_state.take_node(await self.cluster.read_node(node_state.node))
-        except ClusterError:
+        except Exception:
             node_state.work.needs_read = True
             raise
 

@@ -8,6 +8,7 @@ worked on once more; its evaluation does not wait for the step in progress.
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -26,6 +27,8 @@ from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.registry import NodePools
+
+log = logging.getLogger("sickbay.quarantine")
 
 #: At most this long (seconds) what follows a node's marks waits for other nodes' marks: in a burst
 #: it would take the time of nodes on which jobs are still placed.
@@ -158,7 +161,14 @@ class WorkQueue:
         assert self._receivers is not None
         work, (evaluator, worker) = node_state.work, self._receivers
         if work.evaluation_due:
-            evaluator.evaluate_node(node_state)
+            try:
+                evaluator.evaluate_node(node_state)
+            except Exception:
+                log.exception(
+                    "evaluation of a node raised an unexpected error",
+                    extra={"event": "step.error", "node": node_state.node},
+                )
+                work.queue()  # the other nodes of this turn are evaluated all the same
             if self._needs_step(node_state):
                 work.queue()
             elif work.waiters and not work.is_queued:

@@ -179,9 +179,11 @@ class NodeWorker:
         failures, report_at, clock = 0, 0.0, asyncio.get_running_loop().time
         while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.take_queued()
-            self._queue.evaluate_due(node_state)
             try:
+                self._queue.evaluate_due(node_state)
                 done = await self._one_step(node_state)
+                if done:
+                    self._settle_waiters(node_state)
             except Exception as error:  # noqa: BLE001 - the task's edge: no bug leaves a node stuck
                 report_at = report_at or clock() + _REPORTED_AFTER
                 if clock() >= report_at:
@@ -191,23 +193,35 @@ class NodeWorker:
             else:
                 failures, report_at = 0, 0.0
                 node_state.work.last_error = ""
-                if done:
-                    self._settle_waiters(node_state)
-                else:
+                if not done:
                     node_state.work.queue()
 
     def _report_failing(self, node_state: NodeState, error: Exception) -> None:
         """Report to people a node that a failing step keeps in service, or out of it."""
-        quarantine = node_state.quarantine
-        _, step = self._plan(node_state, quarantine)
-        if isinstance(step.do, ReleaseStep):
+        quarantine, do = node_state.quarantine, self._planned(node_state)
+        if isinstance(do, ReleaseStep):
             kind, what = EventKind.RELEASE_HELD, "its release"
-        elif step.do in _BEGINS or (quarantine and quarantine.status.phase is Phase.ADMITTED):
+        elif quarantine is None and node_state.quarantine_view.to_adopt:
+            kind, what = EventKind.ADOPTED, "its Quarantine is gone: the step that makes it again"
+        elif do in _BEGINS or (quarantine and quarantine.status.phase is Phase.ADMITTED):
             kind, what = EventKind.MARKS_MISSING, "the step that takes it out of service"
         else:
             return  # a drain that does not go on has reports of its own
         text = f"{what} fails, and is tried again: {error}"
         self._reads.acts.emit_event(node_state, kind, text)
+
+    def _planned(self, node_state: NodeState) -> enum.StrEnum:
+        """The node's next step. It raises nothing: where planning fails, it is the step that people
+        miss.
+        """
+        quarantine = node_state.quarantine
+        if quarantine is None and node_state.quarantine_view.orphan:
+            return ReleaseStep.UNDO
+        try:
+            return self._plan(node_state, quarantine)[1].do
+        except Exception:  # noqa: BLE001 - the same bug has made the step fail, and is logged
+            begins = quarantine is None or quarantine.status.phase is Phase.ADMITTED
+            return AdmissionStep.CREATE if begins else ReleaseStep.UNDO
 
     async def _after_failure(self, node_state: NodeState, failures: int, error: Exception) -> int:
         """Wait with full jitter, then read the present state; a guard's inputs are known here."""
@@ -238,7 +252,7 @@ class NodeWorker:
         if reread:
             try:
                 await self._reads.acts.reread(node_state)
-            except ClusterError as again:
+            except Exception as again:  # noqa: BLE001 - the task's edge, too
                 node_state.work.last_error = str(again)
         node_state.work.queue()
         return failures + 1
@@ -256,8 +270,7 @@ class NodeWorker:
         await while_in_force(node_state, asyncio.sleep(max(pause, at_least)), still)
 
     def _is_way_out(self, node_state: NodeState) -> bool:
-        _, step = self._plan(node_state, node_state.quarantine)
-        return isinstance(step.do, ReleaseStep)
+        return isinstance(self._planned(node_state), ReleaseStep)
 
     async def _one_step(self, node_state: NodeState) -> bool:
         """Plan and act. Returns True when no step was left now."""
