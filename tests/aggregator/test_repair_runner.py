@@ -27,7 +27,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.common_cause import CommonLimits
-from aggregator.quarantine.decide.repair import RepairMode, is_busy
+from aggregator.quarantine.decide.repair import RepairMode, is_busy, operation_id
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.orders import evidence_bundle
 from aggregator.quarantine.repair.protocol import (
@@ -477,6 +477,22 @@ async def test_a_repair_whose_operation_is_refused_leaves_its_place_to_others(ca
     await site.settles(lambda: tries > 3)
     assert not parse_record(site.world.record.text).operations
     refused = False
+    await site.settles(lambda: site.shop.orders)
+    site.check()
+
+
+async def test_a_repair_whose_name_a_stranger_has_leaves_its_place_to_others() -> None:
+    site = Site()
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.world.quarantines)
+    name = operation_id(site.quarantine().uid, None, "reboot")
+    site.world.operations.person_requests("n1", "reboot", name, quarantine="another")
+    await site.settles(lambda: site.quarantine().status.drained_at)
+    await later(60)
+    assert not parse_record(site.world.record.text).operations
+    assert "delete it" in present(site.quarantine().status.repair).held
+    site.world.operations.person_deletes(name)
     await site.settles(lambda: site.shop.orders)
     site.check()
 

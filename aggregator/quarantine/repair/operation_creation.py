@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from aggregator.cluster.operations import DELETED_BY_HAND, cancelled
 from aggregator.cluster.port import (
-    ClusterError,
     Conflict,
     Operation,
     Operations,
     OperationSpec,
     OperationStatus,
+    Refused,
     RepairState,
 )
 
@@ -39,7 +39,7 @@ async def open_pending(
     if there is None or there.status.phase is not RepairState.PENDING:
         raise Conflict(f"operation {name} is gone, or has begun")
     if not (is_request or there.held):
-        raise ClusterError(f"operation {name} is not sickbay's, and has its name: delete it")
+        raise Refused(f"operation {name} is not sickbay's, and has its name: delete it")
     if there.deleting:  # a person has cancelled what never began
         over = cancelled(there.status, DELETED, deleted.ended_at) if is_request else deleted
         await operations.write_status(there, over)
