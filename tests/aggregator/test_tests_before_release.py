@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.port import Action, ClusterError, Phase, RepairState, Unreachable
+from aggregator.cluster.port import (
+    Action,
+    ClusterError,
+    Phase,
+    Refused,
+    RepairState,
+    Unreachable,
+)
 from aggregator.health.model import Cleared, Delta, Status
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
@@ -202,6 +209,20 @@ async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons
     site.world.person_deletes("n1")
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
+
+
+@pytest.mark.parametrize("call", ["create_operation", "write_operation"])
+async def test_a_test_whose_operation_is_refused_for_too_long_leaves_the_node_to_a_person(
+    call: str,
+) -> None:
+    site, refused = site_that_tests(verify_within=1800.0), set[str]()
+    site.start(fails=lambda name: Refused("exceeded quota") if name in refused else None)
+    await site.settles(lambda: site.attempts()[:1] == [("reboot", S.SUCCEEDED)])
+    refused.add(call)
+    await later(2400)
+    assert site.repaired == ["reboot"]
+    assert "exceeded quota" in present(site.quarantine().status.repair).exhausted
+    assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
 
 
 async def test_a_person_tests_a_node_that_was_left_to_them_and_it_returns() -> None:

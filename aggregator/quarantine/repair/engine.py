@@ -159,6 +159,7 @@ class OperationEngine:
         except ClusterError as error:
             if is_refusal(error) and not await self._has_begun(attempt):
                 await self.record_writer.withdraw_operation(attempt.operation)  # others may begin
+                await case.hold(f"its operation is refused: {error}", step)
             raise
         self._sent[attempt.operation] = False
         case.begun(attempt, step.because)

@@ -72,7 +72,7 @@ class RepairStatusWriter:
         was written since the Quarantine was read. A release that reads later finds the operation.
         """
         before = quarantine.status.repair or RepairStatus()
-        begun = replace(before, held="", test_waits_since=0.0, began_at=attempt.began_at)
+        begun = replace(before, held="", began_at=attempt.began_at)
         written = await self.write(node_state, quarantine, begun)
         if written.status.repair is None or written.status.repair.began_at != begun.began_at:
             # An older definition drops the field: then no write makes that of a release fail.
@@ -92,8 +92,9 @@ class RepairStatusWriter:
         repair = quarantine.status.repair if quarantine is not None else None
         if quarantine is None or repair is None:
             return
-        changed = replace(repair, held="")
-        # Not at its beginning, which may fail. A test is no evidence about why no repair begins.
+        # Not at its beginning, which may fail.
+        changed = replace(repair, held="", test_waits_since=0.0)
+        # A test is no evidence about why no repair begins.
         if attempt.repair != TEST and repair.exhausted_at < attempt.began_at:
             changed = replace(changed, exhausted="", exhausted_at=0.0)
         if exhausted:
