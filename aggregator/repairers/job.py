@@ -13,7 +13,7 @@ from attrs import define, field
 
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.objects import ClusterObject, ObjectResource, ObjectStore
-from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard, NotFound, Refused
 from aggregator.config.field_path import read_field
 from aggregator.config.job import JobSection
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
@@ -98,14 +98,14 @@ class JobRepairer:
         """Delete the Job; True once its pod has ended."""
         try:
             found = await self._find(order)
-            if found is None or not is_of_order(found, order):
-                return False
-            for _ in range(_TRIES):
-                if (await self.clean_up(order)).state is AnswerState.DONE:
-                    return True
-                await self._sleep(_POLL_EVERY)
-        except ClusterError:
-            pass
+        except (NotFound, Refused):
+            return False
+        if found is None or not is_of_order(found, order):
+            return False
+        for _ in range(_TRIES):
+            if (await self.clean_up(order)).state is AnswerState.DONE:
+                return True
+            await self._sleep(_POLL_EVERY)
         return False
 
     async def clean_up(self, order: RepairOrder) -> RepairAnswer:

@@ -7,6 +7,8 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,6 +17,7 @@ from aggregator.cluster.port import UNGUARDED, Unreachable
 from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
+from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
 from aggregator.repairers.webhook import WebhookRepairer
 from tests.support.text_files import text_file
@@ -217,6 +220,16 @@ async def test_a_repair_by_webhook_is_taken_back_where_the_endpoint_says_so(
     server.status = 503
     with pytest.raises(Unreachable):
         await made.cancel(ORDER)
+
+
+async def test_the_job_of_a_test_that_cannot_be_read_is_taken_back_by_a_later_try() -> None:
+    async def get(*_: object) -> None:
+        raise Unreachable("HTTP 503")
+
+    section: Any = SimpleNamespace(namespace="tests")
+    objects: Any = SimpleNamespace(get=get)
+    with pytest.raises(Unreachable):
+        await JobRepairer(objects, section).cancel(TEST)
 
 
 async def test_an_endpoint_that_is_not_there_has_certainly_ordered_nothing(secret: Path) -> None:
