@@ -19,6 +19,7 @@ from aggregator.jobs.notice import Workload, workloads_of
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.drain.pod_waits import DrainRound
 from aggregator.rfc3339 import span
+from aggregator.runtime.recent import Recent
 from aggregator.runtime.text import some_of
 
 #: Gangs and jobs in one Quarantine, as in the schema. Of further gangs no pod is evicted.
@@ -44,7 +45,7 @@ class WorkloadLimit:
     quarantines: Callable[[], Iterable[Quarantine]]
     clocks: Clocks
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _reported: set[tuple[str, str]] = field(default_factory=set)
+    _reported: Recent[tuple[str, str], bool] = field(default_factory=Recent)
     #: By uid of a Quarantine and of a pod, the first gang or job that the pod was noted under.
     _noted: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -134,7 +135,7 @@ class WorkloadLimit:
         ):
             text = one.acts.words.not_moved.format(one=pod, reason=reason)
             one.acts.emit_event(one.node_state, EventKind.BLOCKED, text, {"pod": pod})
-        self._reported.add(subject)
+        self._reported[subject] = True
 
 
 def counted_workloads(pods: Iterable[Pod], markers: Markers) -> dict[str, Workload]:

@@ -6,6 +6,7 @@ from aggregator.cluster.port import ClusterError, GuardRefused, NodeChange, Repa
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.gpu_operands import operand_pods, pause_change, resume_change
 from aggregator.quarantine.state.node import NodeState
+from aggregator.runtime.recent import Recent
 
 #: The operands' pods have this long to go (seconds). The order is sent then all the same: the agent
 #: refuses it if a process still has a GPU open.
@@ -23,7 +24,7 @@ class OperandPause:
 
     def __attrs_post_init__(self) -> None:
         #: Since when this process waits for the pods (monotonic seconds), by operation.
-        self._since: dict[str, float] = {}
+        self._since: Recent[str, float] = Recent()
 
     async def stop(self, node_state: NodeState, attempt: RepairAttempt) -> str:
         """Stop the operands. Returns the pods that are waited for; empty: the order may go.
