@@ -454,12 +454,6 @@ class LocalCluster:
         await run_command(argv, key=key, values=values, limit=limit, guard=guard)
 
 
-async def pass_guard(guard: Guard) -> None:
-    """There is no queue here: the guard is awaited at once."""
-    if guard is not None:
-        await guard()
-
-
 def merged(before: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:
     """The labels or annotations after a change; None removes a key."""
     merged = {**before, **change}
