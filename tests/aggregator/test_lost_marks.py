@@ -11,7 +11,15 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
-from aggregator.cluster.port import Action, MarksStatus, Node, Phase, Taint
+from aggregator.cluster.port import (
+    Action,
+    ClusterError,
+    MarksStatus,
+    Node,
+    Phase,
+    Taint,
+    Unreachable,
+)
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
 from aggregator.quarantine.reconcile.rounds import REFRESH
@@ -150,6 +158,24 @@ async def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_tol
     world.person_deletes("n1")
     await until(lambda: not world.quarantines)
     assert not world.nodes["n1"].unschedulable
+
+
+async def test_a_restore_whose_report_fails_counts_all_the_same() -> None:
+    world, patched = World(), False
+
+    def fails(call: str) -> ClusterError | None:
+        nonlocal patched
+        lost = patched and call == "write_quarantine_status"
+        patched = call == "patch_node" or (patched and not lost)
+        return Unreachable("no answer") if lost else None
+
+    await drained(world, fails=fails)
+    for _ in range(RULES.restore_times):
+        world.set_node(without(world.nodes["n1"], TAINT))
+        await until(lambda: is_whole(world) and not missing(world), within=3600)
+    world.set_node(without(world.nodes["n1"], TAINT))
+    await asyncio.sleep(6 * 3600)
+    assert not is_whole(world)
 
 
 async def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() -> None:

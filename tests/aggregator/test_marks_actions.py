@@ -27,6 +27,7 @@ from aggregator.quarantine.state.fleet import UNCLAIMED
 from tests.aggregator.released_node import ENTRY, Back, of_evidence, strayed, with_back
 from tests.aggregator.test_node_actions import made
 from tests.support.node_states import set_fields
+from tests.support.present import present
 from tests.support.replica import all_in_mode
 
 pytestmark = pytest.mark.decorated(by=with_back)
@@ -116,12 +117,13 @@ async def test_a_missing_condition_alone_costs_no_patch(bench: Back) -> None:
 
 
 async def test_a_restore_is_refused_where_we_may_not_act(bench: Back) -> None:
-    await bench.marked()
+    await bench.marked(marks=MarksStatus(("label",), restored=1))
     bench.labelled({})
     bench.stopped = True
     with pytest.raises(ClusterError):
         await bench.restorer.restore(bench.node_state)
     assert LABEL not in bench.world.nodes["n1"].labels
+    assert present(bench.now().status.marks).restored == 1, "it is not counted"
 
 
 async def test_marks_of_a_quarantine_by_hand_are_set_again_also_beside_others_work(
@@ -182,7 +184,11 @@ async def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_anot
     with pytest.raises(GuardRefused):
         await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.to_adopt, "it is tried again"
-    bench.may, bench.acts.pools = True, all_in_mode(Action.OBSERVE)
+    bench.may, bench.acts.pools = True, None
+    with pytest.raises(AttributeError):
+        await bench.adopter.adopt(bench.node_state)
+    assert bench.node_state.quarantine_view.to_adopt, "also after a bug"
+    bench.acts.pools = all_in_mode(Action.OBSERVE)
     await bench.adopter.adopt(bench.node_state)
     assert bench.node_state.quarantine_view.unclaimed == UNCLAIMED
     assert not bench.node_state.quarantine_view.to_adopt

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.cluster.port import MarksStatus, Node, Phase, Quarantine
+from aggregator.cluster.port import (
+    Conflict,
+    GuardRefused,
+    MarksStatus,
+    Node,
+    Phase,
+    Quarantine,
+    Refused,
+)
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.intent import OURS
@@ -48,18 +56,30 @@ class MarkRestorer:
             self._acts.emit_event(node_state, EventKind.MARKS_RESTORED, restored)
 
     async def restore(self, node_state: NodeState) -> None:
-        """Set missing marks again."""
+        """Set missing marks again.
+
+        The count comes first: it is not lost with the answer to the patch, or to the write after
+        it. A patch that certainly has set none is not counted.
+        """
         node, in_force = await self._acts.read_anew(node_state)
         if node is None or in_force is None or not self._may(node_state, node, in_force):
             return  # the next step sees it
-        missing = node_state.quarantine_view.missing
+        missing, before = node_state.quarantine_view.missing, in_force.status
+        known = before.marks or _NONE
+        marks = counted(known, self._acts.clocks.latest())
+        counts = replace(known, restored=marks.restored, restored_at=marks.restored_at)
+        status = replace(before, marks=counts)
+        in_force = await self._acts.write_status(node_state, in_force, status)
         if missing != (CONDITION,):
             change = cordon_change(node, in_force, rules=self.rules)
             guard = self._acts.guard(node_state)
-            node = await self._acts.patch_marks(node, change, guard=guard)
+            try:
+                node = await self._acts.patch_marks(node, change, guard=guard)
+            except (Conflict, GuardRefused, Refused):
+                await self._acts.write_status(node_state, in_force, before)
+                raise
         self._acts.announcer.announce(node_state, node.uid, in_force.spec.reason)
         node_state.take_node(node)
-        marks = counted(in_force.status.marks or _NONE, self._acts.clocks.latest())
         applied = read_applied(node) or in_force.status.applied
         status = replace(in_force.status, marks=marks, applied=applied)
         if status.phase is Phase.CORDONED:
