@@ -1,8 +1,9 @@
 """One drain's requests and its last words, called one by one: what is due, named, kept and told."""
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.cluster.words import KUBERNETES
+from aggregator.events import EventKind
 from aggregator.jobs.gangs import SHIPPED_KEYS, Gang, Gangs
 from aggregator.quarantine.decide.drain_plan import (
     DrainMoment,
@@ -465,11 +467,17 @@ def drainer_of(bench: Bench, writes: list[Any]) -> Any:
         if isinstance(writes, list):
             writes.append(status)
 
+    @contextlib.contextmanager
+    def reporting(_: Any, kind: EventKind | None, text: str, __: Any) -> Iterator[None]:
+        yield
+        bench.told += [text] if kind is not None else []
+
     acts: Any = SimpleNamespace(
         cluster=bench,
         clocks=Clocks(bench.loop.time, lambda: 5000.0),
         write_status=write_status,
         emit_event=lambda *given: bench.told.append(given[2]),
+        reporting=reporting,
     )
     made: Any = drainer.Drainer(
         acts=acts,

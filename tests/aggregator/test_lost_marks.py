@@ -17,6 +17,7 @@ from aggregator.cluster.port import (
     MarksStatus,
     Node,
     Phase,
+    Refused,
     Taint,
     Unreachable,
 )
@@ -161,21 +162,37 @@ async def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_tol
 
 
 async def test_a_restore_whose_report_fails_counts_all_the_same() -> None:
-    world, patched = World(), False
+    world, loses, patched = World(), False, False
 
     def fails(call: str) -> ClusterError | None:
         nonlocal patched
-        lost = patched and call == "write_quarantine_status"
+        lost = loses and patched and call == "write_quarantine_status"
         patched = call == "patch_node" or (patched and not lost)
         return Unreachable("no answer") if lost else None
 
     await drained(world, fails=fails)
+    loses, patched = True, False
     for _ in range(RULES.restore_times):
         world.set_node(without(world.nodes["n1"], TAINT))
         await until(lambda: is_whole(world) and not missing(world), within=3600)
     world.set_node(without(world.nodes["n1"], TAINT))
     await asyncio.sleep(6 * 3600)
     assert not is_whole(world)
+
+
+async def test_missing_marks_are_reported_although_no_status_can_be_written() -> None:
+    world, refused = World(), set[str]()
+    replica = await drained(
+        world, fails=lambda call: Refused("denied") if call in refused else None
+    )
+    refused.add("write_quarantine_status")
+    world.set_node(without(world.nodes["n1"], TAINT))
+    await asyncio.sleep(300)
+    assert replica.notes.kinds("n1").count("quarantine.marks_missing") == 1
+    assert not missing(world)
+    refused.clear()
+    await until(lambda: missing(world) == {"taint"})
+    assert replica.notes.kinds("n1").count("quarantine.marks_missing") == 1
 
 
 async def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() -> None:

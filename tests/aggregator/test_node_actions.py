@@ -1,6 +1,7 @@
 """The steps of a quarantine, called one by one: what each writes, holds and tells, and when not."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from aggregator.cluster.port import (
     Blocker,
     Cluster,
     ClusterError,
+    Conflict,
     EvictedWorkload,
     GuardRefused,
     MarksStatus,
@@ -22,6 +24,7 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
+    Refused,
     Unreachable,
 )
 from aggregator.events import EventKind
@@ -689,6 +692,21 @@ async def test_an_absence_is_shown_with_its_time_and_told(
     if gone:
         assert ("ends by itself" in told) == (requester == OURS)
     assert ("back" in bench.kinds()[0]) == (not gone)
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), Refused("denied")])
+async def test_the_event_of_a_write_comes_once_also_where_it_fails(
+    bench: Bench, error: ClusterError
+) -> None:
+    known, failures = bench.stands(made()), [error, error, Conflict("changed")]
+    bench.cluster._fails = lambda _: failures.pop(0) if failures else None
+    for events in (1, 1, 1, 1, 2):
+        with (
+            contextlib.suppress(ClusterError),
+            bench.acts.reporting(bench.node_state, EventKind.NODE_BACK, "x"),
+        ):
+            known = await bench.acts.write_status(bench.node_state, known, known.status)
+        assert len(bench.kinds()) == events
 
 
 # -- reads ----------------------------------------------------------------------------------------

@@ -219,9 +219,9 @@ class CordonActions:
             marks=MarksStatus(ALL_MARKS, since=self._acts.clocks.wall()),
             repair=quarantine.status.repair,  # an order under way is not forgotten with the Node
         )
-        await self._acts.write_status(node_state, quarantine, status)
+        with self._acts.reporting(node_state, EventKind.MARKS_MISSING, message):
+            await self._acts.write_status(node_state, quarantine, status)
         node_state.quarantine_view.node_replaced = False
-        self._acts.emit_event(node_state, EventKind.MARKS_MISSING, message)
 
     async def recordon(self, node_state: NodeState) -> None:
         """Cordon the node of a quarantine in force again; after too many times, only report it.
@@ -241,9 +241,9 @@ class CordonActions:
             return
         wall, words = self._acts.clocks.latest(), self._acts.words
         status = after_uncordon(quarantine, node, whose, self._uncordon, wall, words)
-        quarantine = await self._acts.write_status(node_state, quarantine, status)
         text, details = status.uncordoned, {"whose": whose.value}
-        self._acts.emit_event(node_state, EventKind.UNCORDONED, text, details)
+        with self._acts.reporting(node_state, EventKind.UNCORDONED, text, details):
+            quarantine = await self._acts.write_status(node_state, quarantine, status)
         if has_given_up(status):
             return
         change = cordon_change(node, quarantine, rules=self._marks)

@@ -46,14 +46,16 @@ class MarkRestorer:
         status = replace(quarantine.status, marks=None if marks == _NONE else marks)
         if status.phase is Phase.CORDONED:  # its message states that the node is marked
             status = replace(status, message=text or self._marked(node_state.node))
-        await self._acts.write_status(node_state, quarantine, status)
+        kind: EventKind | None = None
+        details = {"missing": ", ".join(missing)} if missing else None
         if set(missing) - set(before.missing):
-            details = {"missing": ", ".join(missing)}
-            self._acts.emit_event(node_state, EventKind.MARKS_MISSING, text, details)
+            kind = EventKind.MARKS_MISSING
         elif not missing:
+            kind = EventKind.MARKS_RESTORED
             marked = describe_missing(before.missing, quarantine.status.applied)
-            restored = f"another tool or person has set them again: {marked}"
-            self._acts.emit_event(node_state, EventKind.MARKS_RESTORED, restored)
+            text = f"another tool or person has set them again: {marked}"
+        with self._acts.reporting(node_state, kind, text, details):
+            await self._acts.write_status(node_state, quarantine, status)
 
     async def restore(self, node_state: NodeState) -> None:
         """Set missing marks again.

@@ -5,8 +5,9 @@ does not name the one of `marks.reason_annotation`. The taint, the cordon and th
 more: none of them may fail for an annotation.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from attrs import define
 
@@ -21,6 +22,8 @@ from aggregator.cluster.port import (
     Phase,
     Quarantine,
     QuarantineStatus,
+    Refused,
+    Unreachable,
 )
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
@@ -39,6 +42,7 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodePools
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.runtime.rate_limited_log import RateLimitedLog
+from aggregator.runtime.recent import Recent
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -72,6 +76,8 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: Annotations that admission refuses are logged at most this often (seconds).
 _REFUSALS_EVERY = 600.0
+#: A write that failed so long ago (seconds) is no longer tried, or was stored all the same.
+_EMITTED_FOR = 600.0
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -92,6 +98,8 @@ class NodeActions(NodeReports):
         self.place = Guard(self.switch.check_place)
         #: A storm has thousands of refusals, all for the same reason.
         self._refusals = RateLimitedLog(_REFUSALS_EVERY)
+        #: By node, the event that was emitted although its write has failed, and when it last did.
+        self._emitted: Recent[str, tuple[EventKind, float]] = Recent()
 
     def guard(
         self,
@@ -205,6 +213,35 @@ class NodeActions(NodeReports):
                     extra={"node": node.name, "error": str(error), **fields},
                 )
             return patched
+
+    @contextlib.contextmanager
+    def reporting(
+        self,
+        node_state: NodeState,
+        kind: EventKind | None,
+        text: str,
+        details: Mapping[str, str] | None = None,
+    ) -> Iterator[None]:
+        """Emit the event of a write of the status, once; None: it has none. It is emitted also
+        where the write is refused, or got no answer: it may be stored, and no later step would
+        report it then.
+        """
+        if kind is None:
+            yield
+            return
+        node, now = node_state.node, self.clocks.now()
+        known, at = self._emitted.get(node, (None, now))
+        is_emitted = known is kind and now < at + _EMITTED_FOR
+        try:
+            yield
+        except (Refused, Unreachable):
+            self._emitted[node] = kind, now
+            if not is_emitted:
+                self.emit_event(node_state, kind, text, details)
+            raise
+        self._emitted.pop(node, None)
+        if not is_emitted:
+            self.emit_event(node_state, kind, text, details)
 
     async def write_status(
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus

@@ -101,10 +101,11 @@ class ObjectWrites:
         """Write to the status that the node is left schedulable, or that others cordoned it."""
         wall = self._acts.clocks.wall()
         status = replace(quarantine.status, uncordoned=text)
-        await self._acts.write_status(node_state, quarantine, status)
-        if text.startswith(STILL_SCHEDULABLE) and recordon_due(quarantine.status, wall) <= wall:
-            details = {"whose": node_state.quarantine_view.uncordoned.value}
-            self._acts.emit_event(node_state, EventKind.UNCORDONED, text, details)
+        due = text.startswith(STILL_SCHEDULABLE) and recordon_due(quarantine.status, wall) <= wall
+        kind = EventKind.UNCORDONED if due else None
+        details = {"whose": node_state.quarantine_view.uncordoned.value}
+        with self._acts.reporting(node_state, kind, text, details):
+            await self._acts.write_status(node_state, quarantine, status)
 
     async def show_absence(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status that its Node is gone, and since when, or that it is back."""
@@ -118,9 +119,9 @@ class ObjectWrites:
         )
         message = event_text if quarantine.status.phase is not Phase.INVALID else NO_NODE
         status = replace(quarantine.status, node_absent_since=since, message=message)
-        await self._acts.write_status(node_state, quarantine, status)
         kind = EventKind.NODE_ABSENT if since else EventKind.NODE_BACK
-        self._acts.emit_event(node_state, kind, event_text)
+        with self._acts.reporting(node_state, kind, event_text):
+            await self._acts.write_status(node_state, quarantine, status)
 
     async def _write_spec(
         self, node_state: NodeState, quarantine: Quarantine, spec: QuarantineSpec

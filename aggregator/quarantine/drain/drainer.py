@@ -473,14 +473,12 @@ class Drainer:
         )
         if not _is_news(status, quarantine.status):
             return
-        newly = late and not quarantine.status.overdue_at
-        await self._acts.write_status(node_state, quarantine, status)
+        kind = EventKind.OVERDUE if late and not quarantine.status.overdue_at else None
+        named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
+        text = f"{status.message}. In the way: {named or f'no {self._words.one} by name'}"
+        with self._acts.reporting(node_state, kind, text, {"pods": str(plan.remaining)}):
+            await self._acts.write_status(node_state, quarantine, status)
         memory.written_at = self._acts.clocks.now()
-        if newly:
-            named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
-            text = f"{status.message}. In the way: {named or f'no {self._words.one} by name'}"
-            details = {"pods": str(plan.remaining)}
-            self._acts.emit_event(node_state, EventKind.OVERDUE, text, details)
 
     async def explain(self, node_state: NodeState) -> None:
         """Write why a drain does not continue now, where its object would not show that."""

@@ -131,10 +131,10 @@ class HookRunner:
                 message_text = f"drain.pre_evict{over or ' is waited for'}: {text}"
                 ended_at = known.ended_at or (round(self._acts.clocks.wall(), 3) if late else 0.0)
                 known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)
-                await self._write(node_state, known, message_text)
+                kind, details = EventKind.HOOK_FAILED if newly else None, {"hook": "pre_evict"}
+                with self._acts.reporting(node_state, kind, message_text, details):
+                    await self._write(node_state, known, message_text)
                 written_at = self._acts.clocks.now()
-                if newly:
-                    self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", message_text)
             calls, named = calls + 1, answer.retry_after or 0.0
             if not late:  # whether it was done in its time is reported in time
                 named = min(named, left)

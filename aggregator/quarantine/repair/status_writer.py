@@ -131,16 +131,13 @@ class RepairStatusWriter:
         since = max((max(one.began_at, one.ended_at) for one in before.attempts), default=0.0)
         at = round(max(self._acts.clocks.wall(), since, before.test_waits_since), 3)
         after = replace(before, exhausted=why[:MOST_TEXT], exhausted_at=at, held="")
-        written = await self.write(node_state, quarantine, after)
-        if written.status.repair is None or not written.status.repair.exhausted:
-            raise ClusterError(NO_FIELD)  # else it would be reported anew at each poll
         tried = ", ".join(f"{one.repair} {one.state.value}" for one in before.attempts) or "none"
-        self._acts.emit_event(
-            node_state,
-            EventKind.REPAIR_EXHAUSTED,
-            f"no further repair begins, a person has to go on: {why}; attempts: {tried}",
-            {"attempts": tried, **_about(before)},
-        )
+        text = f"no further repair begins, a person has to go on: {why}; attempts: {tried}"
+        details = {"attempts": tried, **_about(before)}
+        with self._acts.reporting(node_state, EventKind.REPAIR_EXHAUSTED, text, details):
+            written = await self.write(node_state, quarantine, after)
+            if written.status.repair is None or not written.status.repair.exhausted:
+                raise ClusterError(NO_FIELD)  # else it would be reported anew at each poll
 
     async def hold(
         self,
