@@ -26,7 +26,7 @@ from aggregator.alerts.alert import (
 )
 from aggregator.alerts.batch import Exemption
 from aggregator.alerts.next_step import Advisor, no_advice
-from aggregator.alerts.outbox import AlertHold, AlertOutbox, Item, OutboxError
+from aggregator.alerts.outbox import AlertHold, AlertOutbox, Item
 from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
 from aggregator.alerts.routes import (
     NO_CONTEXT,
@@ -45,6 +45,7 @@ from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.database import DatabaseError
 from aggregator.runtime.tasks import keep_up
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -303,7 +304,7 @@ class Notifier:
                     await self._accept()
                 else:
                     await self._watch()
-            except OutboxError as error:
+            except DatabaseError as error:
                 failures += 1
                 if not self._failure:
                     log.warning(

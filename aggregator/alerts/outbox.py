@@ -18,7 +18,7 @@ from aggregator.alerts.batch import AlertHold, Batch, Item, chunks, set_holds
 from aggregator.alerts.composition import MOST_GROUPED, BatchWait, compose, due_rows
 from aggregator.alerts.message import PendingDelivery, summaries_of
 from aggregator.alerts.overview import DeadDelivery
-from aggregator.alerts.store import OutboxError, OutboxStore
+from aggregator.alerts.store import OutboxStore
 from aggregator.alerts.tables import dead, deliveries, groups, lasting, pending, reported
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "AlertOutbox",
     "BatchWait",
     "Item",
-    "OutboxError",
     "PendingDelivery",
 ]
 
@@ -63,7 +62,7 @@ def _one_change(
 
 
 class AlertOutbox:
-    """The tables in ``store``. Every method may raise `OutboxError`; the tables are then unchanged.
+    """The tables in ``store``. Every method may raise `DatabaseError`, and then changes nothing.
 
     ``replica``: this process's own name, where others use the same tables.
     """

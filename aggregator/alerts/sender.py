@@ -13,10 +13,11 @@ from attrs import define, field
 
 from aggregator.alerts.http_channel import Exchange, SecretError, words_of
 from aggregator.alerts.message import Message, alerts_of
-from aggregator.alerts.outbox import AlertOutbox, OutboxError, PendingDelivery
+from aggregator.alerts.outbox import AlertOutbox, PendingDelivery
 from aggregator.alerts.routes import RouteTarget
 from aggregator.alerts.webhook import Delivery, Retry, WebhookResponse
 from aggregator.clock import Clocks
+from aggregator.runtime.database import DatabaseError
 from aggregator.runtime.histogram import REQUEST, Histogram
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -76,7 +77,7 @@ class RouteSender:
         while not _is_cancelled():
             try:
                 await self._one()
-            except OutboxError as error:
+            except DatabaseError as error:
                 self._outbox_failure = f"alerts can't be read: {error}"
                 log.warning(
                     "the alerts' outbox can't be used",
@@ -188,7 +189,7 @@ class RouteSender:
                     await self._thread.run(self._outbox.dead_letter, delivery, because, now)
                 else:
                     await self._thread.run(self._outbox.done, delivery)
-            except OutboxError as error:
+            except DatabaseError as error:
                 self._outbox_failure = f"the delivery can't be recorded in the outbox: {error}"
                 await asyncio.sleep(_OUTBOX_AGAIN)
             else:

@@ -1,11 +1,11 @@
 """Where the outbox's tables are: a SQLite file of their own, or the history's database.
 
-Blocking. Every failure is `OutboxError`, after which the next call connects again.
+Blocking. Every failure is `DatabaseError`, after which the next call connects again.
 """
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -13,18 +13,9 @@ import sqlalchemy as sa
 
 from aggregator.alerts.batch import pending_row
 from aggregator.alerts.message import alerts_of
-from aggregator.alerts.tables import (
-    VERSION,
-    dead,
-    deliveries,
-    lasting,
-    metadata,
-    pending,
-    reported,
-    schema,
-)
-from aggregator.runtime.database import Engine, identity, sqlite_engine
-from aggregator.runtime.sqlite_format import OUTBOX, is_of_no_release, of_no_release
+from aggregator.alerts.tables import OUTBOX, dead, deliveries, lasting, pending, reported
+from aggregator.runtime.database import DatabaseError, Engine
+from aggregator.runtime.sqlite import Sqlite
 
 T = TypeVar("T")
 
@@ -32,12 +23,6 @@ T = TypeVar("T")
 _LOCK = 0x7369636B03
 #: Seconds that a server may take for one change.
 _SECONDS = 15.0
-#: FULL: an accepted alert stays on disk even when the machine loses its power.
-_PRAGMAS = ("page_size=8192", "journal_mode=WAL", "synchronous=FULL")
-
-
-class OutboxError(OSError):
-    """The outbox can't be used now; the text names the reason."""
 
 
 class OutboxStore(Protocol):
@@ -48,7 +33,7 @@ class OutboxStore(Protocol):
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work``, in a transaction of its own that waits for all others. Raises
-        `OutboxError`; the tables are then unchanged.
+        `DatabaseError`; the tables are then unchanged.
         """
         ...
 
@@ -64,25 +49,21 @@ class FileStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._engine: sa.Engine | None = None
-        self._file: tuple[int, int] | None = None
+        url = sa.URL.create("sqlite", database=str(path))
+        # FULL: an accepted alert stays on disk even when the machine loses its power.
+        self._engine = Sqlite(url, OUTBOX, synchronous="FULL")
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         try:
-            with self._open().connect() as connection, connection.begin():
-                return work(connection)
-        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
-            self.close()
-            cause = getattr(error, "orig", None) or error
-            raise OutboxError(f"{self.path}: {cause}{self._put_aside(cause)}") from error
+            return self._engine.call(work, write=True, seconds=_SECONDS)
+        except DatabaseError as error:
+            cause = getattr(error.__cause__, "orig", None)
+            raise DatabaseError(f"{error}{self._put_aside(cause)}") from error
 
     def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            with suppress(sa.exc.SQLAlchemyError):
-                engine.dispose()
+        self._engine.close()
 
-    def _put_aside(self, error: BaseException) -> str:
+    def _put_aside(self, error: BaseException | None) -> str:
         """A broken file must not keep the next alert from going out."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
@@ -96,45 +77,6 @@ class FileStore:
             return f"; and it can't be put aside: {failure.strerror}"
         return f"; put aside as {aside}, with the alerts that waited in it"
 
-    def _open(self) -> sa.Engine:
-        if self._engine is not None:
-            if identity(self.path) == self._file:
-                return self._engine
-            self.close()
-        try:
-            self.path.touch(mode=0o600)
-        except OSError as error:
-            raise OutboxError(f"{self.path}: {error.strerror}") from error
-        found = _file_version(self.path)
-        if found is None:
-            raise OutboxError(of_no_release(self.path, "an outbox", "alerts.outbox"))
-        if found > VERSION:
-            raise OutboxError(
-                f"{self.path} was written by a newer sickbay (version {found}); "
-                "upgrade, or point alerts.outbox elsewhere"
-            )
-        url = sa.URL.create("sqlite", database=str(self.path))
-        wait = {"timeout": 5}
-        engine = sqlite_engine(url, _PRAGMAS, lambda _: "BEGIN IMMEDIATE", connect_args=wait)
-        try:
-            with engine.connect() as connection, connection.begin():
-                metadata.create_all(connection)
-                connection.exec_driver_sql(f"PRAGMA application_id={OUTBOX}")
-                connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
-        except BaseException:
-            engine.dispose()
-            raise
-        self._engine, self._file = engine, identity(self.path)
-        return engine
-
-
-def _file_version(path: Path) -> int | None:
-    """The version of the file's tables; 0 in an empty one, None where no release wrote them."""
-    with closing(sqlite3.connect(path, timeout=5)) as db:
-        (found,) = db.execute("PRAGMA user_version").fetchone()
-        unreleased = is_of_no_release(db, OUTBOX)
-    return None if unreleased else int(found)
-
 
 class SharedStore:
     """Tables in a PostgreSQL that several replicas use, behind one lock."""
@@ -145,40 +87,25 @@ class SharedStore:
         """``own_file``: the outbox while `alerts.shared` was off, whose alerts are moved."""
         self._engine = engine
         self._own_file = own_file
-        self._ready = False
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
+        own = self._own_file if self._own_file is not None and self._own_file.exists() else None
+
         def locked(connection: sa.Connection) -> T:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-            if not self._ready:
-                self._prepare(connection)
+            if own is not None:
+                _move(own, connection)
             return work(connection)
 
-        try:
-            result = self._engine.call(locked, write=True, seconds=_SECONDS)
-        except OSError as error:
-            self._ready = False
-            raise OutboxError(str(error)) from error
-        if not self._ready and self._own_file is not None:
-            _put_away(self._own_file)
-        self._ready = True
+        result = self._engine.call(locked, write=True, seconds=_SECONDS)
+        if own is not None:
+            with suppress(OSError):  # its alerts are in the database: keep it for people
+                own.rename(own.with_name(f"{own.name}.moved"))
+        self._own_file = None
         return result
 
     def close(self) -> None:
         self._engine.close()
-
-    def _prepare(self, connection: sa.Connection) -> None:
-        metadata.create_all(connection)
-        found = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar()
-        if found is None:
-            connection.execute(sa.insert(schema).values(version=VERSION))
-        elif found > VERSION:
-            raise OutboxError(
-                f"{self._engine.name}: the alerts' tables were written by a newer sickbay "
-                f"(version {found}); upgrade, or set alerts.shared: false"
-            )
-        if self._own_file is not None and self._own_file.exists():
-            _move(self._own_file, connection)
 
 
 #: Tables whose rows are moved: the times of groups' last deliveries are of no use elsewhere.
@@ -239,9 +166,3 @@ def _return_to_pending(rows: dict[str, list[dict[str, Any]]], connection: sa.Con
             rows[dead.name].append(letter | {"because": because, "at": row["first_at"]})
     rows[deliveries.name] = kept
     rows[pending.name] = [*waiting, *rows[pending.name]]  # the older ones first
-
-
-def _put_away(file: Path) -> None:
-    """The file's alerts are in the database: keep it for people, under another name."""
-    with suppress(OSError):
-        file.rename(file.with_name(f"{file.name}.moved"))

@@ -1,11 +1,20 @@
 """The outbox's tables, in SQL that SQLite and PostgreSQL share."""
 
+from dataclasses import replace
+
 import sqlalchemy as sa
 
-#: The version of the tables. A program refuses those of a newer one.
-VERSION = 1
+from aggregator.runtime.sqlite_format import OUTBOX_REVISIONS
+from aggregator.runtime.tables import Tables, revision_table
 
 metadata = sa.MetaData()
+OUTBOX = Tables(
+    revision_table(OUTBOX_REVISIONS, metadata),
+    revision="1.0",
+    what="the outbox",
+    instead="point alerts.outbox elsewhere",
+)
+SHARED_OUTBOX = replace(OUTBOX, instead="set alerts.shared: false")
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
@@ -104,6 +113,3 @@ groups = sa.Table(
     sa.Column("grp", sa.Text, primary_key=True),
     sa.Column("last_at", sa.Double, nullable=False),
 )
-
-#: One row, where the tables share a database: a file has its version in its header.
-schema = sa.Table("alert_schema", metadata, sa.Column("version", sa.Integer, primary_key=True))

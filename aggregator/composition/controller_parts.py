@@ -18,6 +18,7 @@ from aggregator.alerts.fleet_context import FleetContext, FleetEnds
 from aggregator.alerts.next_step import FleetAdvice
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
+from aggregator.alerts.tables import SHARED_OUTBOX
 from aggregator.clock import Clocks, watch
 from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.namespace_owners import NamespaceOwners
@@ -327,5 +328,6 @@ def _outbox_store(config: Config, replica: str) -> OutboxStore:
     # The import takes half a second, which the user of a file need not spend.
     from aggregator.history.postgres import Postgres
 
-    engine = Postgres(make_url(where.database), where, f"sickbay {replica} alerts".strip())
+    name = f"sickbay {replica} alerts".strip()
+    engine = Postgres(make_url(where.database), where, name, SHARED_OUTBOX)
     return SharedStore(engine, own_file=config.alerts.outbox)

@@ -20,16 +20,16 @@ def shared_place(
     # The imports take half a second, which the user of a file need not spend.
     from sqlalchemy.engine import make_url
 
+    from aggregator.cluster.local import postgres_rows as tables
     from aggregator.cluster.local.postgres_place import PostgresPlace
-    from aggregator.cluster.local.postgres_rows import SETTINGS, is_ready, prepare
-    from aggregator.history.postgres import Postgres, Tables
+    from aggregator.history.postgres import Postgres
     from aggregator.runtime.database import Engine
 
-    tables = Tables("cluster.store", is_ready, prepare, SETTINGS)
     given = credentials or DatabaseCredentials()
 
     def engine(purpose: str) -> Engine:
         application = " ".join(filter(None, ("sickbay", replica, purpose)))
-        return Postgres(make_url(url), given, application, tables)
+        settings = tables.SETTINGS
+        return Postgres(make_url(url), given, application, tables, "cluster.store", settings)
 
     return PostgresPlace(engine("cluster").name, engine)

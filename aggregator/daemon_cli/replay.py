@@ -97,12 +97,12 @@ def _duration(text: str) -> float:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from aggregator.history.database import HistoryError
     from aggregator.history.replay_codec import RecordError
+    from aggregator.runtime.database import DatabaseError
 
     try:
         return _replayed(options)
-    except (HistoryError, NodesFileError, RecordError) as error:
+    except (DatabaseError, NodesFileError, RecordError) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return TROUBLE
 
@@ -160,11 +160,12 @@ def _lately(episodes: Iterable["Episode"], begin: float) -> list["Episode"]:
 def _rows(where: "HistoryConfig", node: str) -> Iterable[Mapping[str, Any]]:
     from sqlalchemy.engine import make_url
 
-    from aggregator.history.database import Database, HistoryError
+    from aggregator.history.database import Database
+    from aggregator.runtime.database import DatabaseError
 
     file = make_url(where.database).database or ""
     if where.is_file and not Path(file).exists():
-        raise HistoryError(f"{file}: there is no history; expected the aggregator's")
+        raise DatabaseError(f"{file}: there is no history; expected the aggregator's")
     database = Database(where.database, where, "sickbay history", reads=True)
     try:
         yield from database.evidence(node)

@@ -1,6 +1,6 @@
 """The queries of the history's database: plain SQL that SQLite and PostgreSQL share.
 
-Blocking: `History` calls it in threads of its own. Every failure is `HistoryError`, after which the
+Blocking: `History` calls it in threads of its own. Every failure is `DatabaseError`, after which the
 next call connects again: a database that was moved away, repaired or restarted is found again.
 """
 
@@ -13,14 +13,11 @@ from sqlalchemy.engine import URL, make_url
 
 from aggregator.events import Transition
 from aggregator.history.dedup import DECIDING, Reported, is_level, without_repeats
-from aggregator.history.engine import DatabaseCredentials, HistoryError
-from aggregator.history.revision import RETAINING
+from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.row_codec import SPREAD, from_row, incident_text, node_text
-from aggregator.history.sqlite import Sqlite
-from aggregator.history.tables import evidence, transitions
-from aggregator.runtime.database import Engine
-
-__all__ = ["COUNTS", "Cursor", "Database", "HistoryError", "Page"]
+from aggregator.history.tables import HISTORY, evidence, transitions
+from aggregator.runtime.database import DatabaseError, Engine
+from aggregator.runtime.sqlite import Sqlite
 
 #: The kind of the rows of evidence that hold the fleet's counts; of no node.
 COUNTS = "counts"
@@ -32,6 +29,8 @@ _OF_ONE = 8
 MOST_COUNTED = 200_000
 #: The most rows of one node among which its story is searched, newest first.
 MOST_PASSED = 20_000
+#: PostgreSQL's advisory lock of the replica that deletes old rows ("sickbay" and a number).
+RETAINING = 0x7369636B02
 
 #: Seconds that a server may take. A page waits for a read; a batch only fills a queue.
 READING = 5.0
@@ -88,7 +87,7 @@ class Database:
 
         try:
             self._engine.call(work, write=True, seconds=WRITING)
-        except HistoryError as error:
+        except DatabaseError as error:
             if not isinstance(error.__cause__, sa.exc.IntegrityError):
                 raise
             # The first try may have been committed although it seemed to fail.
@@ -295,11 +294,11 @@ def _known(rows: Iterable[Mapping[str, Any]]) -> list[Transition]:
 
 def _engine(url: URL, credentials: DatabaseCredentials, application: str, *, reads: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
-        return Sqlite(url, reads=reads)
+        return Sqlite(url, HISTORY, reads=reads)
     # The import takes half a second, which the user of a file need not spend.
     from aggregator.history.postgres import Postgres
 
-    return Postgres(url, credentials, application)
+    return Postgres(url, credentials, application, HISTORY)
 
 
 def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

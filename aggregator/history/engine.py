@@ -1,13 +1,9 @@
-"""The credentials of the history's database, and its failure."""
+"""The credentials of a database in PostgreSQL."""
 
 from dataclasses import dataclass
 
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import MaybePath
-
-
-class HistoryError(OSError):
-    """The database can't be used now; the text names the reason, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)

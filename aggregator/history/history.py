@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
-from aggregator.history.database import COUNTS, Cursor, Database, HistoryError, Page
+from aggregator.history.database import COUNTS, Cursor, Database, Page
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.reader import Reader, close
 from aggregator.history.row_codec import IdGenerator, evidence_row, size_of, to_row
@@ -22,6 +22,7 @@ from aggregator.history.tables import evidence, transitions
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.byte_budget import Budgets
+from aggregator.runtime.database import DatabaseError
 from aggregator.runtime.tasks import keep_up
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -270,7 +271,7 @@ class History:
                     retention_due = await self._retain()
                 else:
                     await self._wait(retention_due - self._clocks.now())
-            except HistoryError as error:
+            except DatabaseError as error:
                 failures += 1
                 self._fail(error)
                 if self._closing:
@@ -360,7 +361,7 @@ class History:
             except TimeoutError:
                 return
 
-    def _fail(self, error: HistoryError) -> None:
+    def _fail(self, error: DatabaseError) -> None:
         if not self._failure:
             log.warning(
                 "history can't be written",

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import asyncpg
 import sqlalchemy as sa
@@ -21,9 +21,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from aggregator.history.engine import DatabaseCredentials, HistoryError
-from aggregator.history.revision import is_ready, prepare
-from aggregator.runtime.database import reason
+from aggregator.history.engine import DatabaseCredentials
+from aggregator.runtime.database import DatabaseError, reason
 from aggregator.runtime.interning import EMPTY
 from aggregator.tls.client_context import CaFileError, client_context
 
@@ -37,28 +36,28 @@ _CLOSE = 2.0
 _PREPARATION = 60.0
 
 
-class Tables(NamedTuple):
-    """The tables that a connection needs: whether they are there, and how they are made. ``key``:
-    the section of the configuration. ``settings``: further ones of each session.
-    """
+class Preparing(Protocol):
+    """The tables that a connection needs: `Tables`, or a module."""
 
-    key: str
-    is_ready: Callable[[sa.Connection, str], bool]
-    prepare: Callable[[sa.Connection, str], None]
-    settings: Mapping[str, str] = EMPTY
+    def is_ready(self, connection: sa.Connection, name: str) -> bool: ...
 
-
-HISTORY = Tables("history", is_ready, prepare)
+    def prepare(self, connection: sa.Connection, name: str) -> None: ...
 
 
 @define(eq=False, repr=False, slots=False)
 class Postgres:
-    """An `Engine` for the database that ``url`` names."""
+    """An `Engine` for the database that ``url`` names.
+
+    ``section`` of the configuration has the credentials. ``settings``: further ones of each
+    session.
+    """
 
     _url: URL
     _credentials: DatabaseCredentials
     _application: str
-    _tables: Tables = HISTORY
+    _tables: Preparing
+    _section: str = "history"
+    _settings: Mapping[str, str] = EMPTY
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _engine: AsyncEngine | None = field(default=None, init=False)
 
@@ -76,7 +75,7 @@ class Postgres:
             return self._run(self._query(work), seconds)
         except TimeoutError as error:
             self.close()
-            raise HistoryError(f"{self.name}: no answer in {seconds:g} s") from error
+            raise DatabaseError(f"{self.name}: no answer in {seconds:g} s") from error
         except (
             sa.exc.SQLAlchemyError,
             asyncpg.PostgresError,
@@ -85,9 +84,9 @@ class Postgres:
             ValueError,  # a row that holds no JSON
         ) as error:
             self.close()
-            if isinstance(error, HistoryError):
+            if isinstance(error, DatabaseError):
                 raise
-            raise HistoryError(f"{self.name}: {reason(error)}") from error
+            raise DatabaseError(f"{self.name}: {reason(error)}") from error
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -131,7 +130,7 @@ class Postgres:
                     "application_name": self._application,
                     "statement_timeout": f"{_STATEMENT}s",
                     "idle_in_transaction_session_timeout": f"{_STATEMENT}s",
-                    **self._tables.settings,
+                    **self._settings,
                 },
             },
         )
@@ -141,7 +140,7 @@ class Postgres:
             options["ssl"] = self._tls()
             if self._credentials.password_file is not None:
                 options["password"] = _secret(
-                    self._credentials.password_file, f"{self._tables.key}.password_file"
+                    self._credentials.password_file, f"{self._section}.password_file"
                 )
 
         return engine
@@ -151,7 +150,7 @@ class Postgres:
             try:
                 return client_context(self._credentials.ca_file)
             except CaFileError as error:
-                raise HistoryError(f"{self._tables.key}.ca_file: {error}") from error
+                raise DatabaseError(f"{self._section}.ca_file: {error}") from error
         return "prefer" if self._is_near or self._credentials.insecure_plaintext else "require"
 
     @property
@@ -193,4 +192,4 @@ def _secret(file: Path, key: str) -> str:
         return file.read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise HistoryError(f"{key}: {file} can't be read: {why}") from error
+        raise DatabaseError(f"{key}: {file} can't be read: {why}") from error

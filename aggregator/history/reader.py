@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from aggregator.history.database import Database, HistoryError
+from aggregator.history.database import Database
+from aggregator.runtime.database import DatabaseError
 from aggregator.runtime.worker_thread import WorkerThread
 
 P = ParamSpec("P")
@@ -29,13 +30,13 @@ class Reader:
         self._began: float | None = None
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``function`` (of the database). Raises `HistoryError`."""
+        """The result of ``function`` (of the database). Raises `DatabaseError`."""
         began = self._began
         if began is not None and self._now() - began > SLOW:
             waited = self._now() - began
-            raise HistoryError(f"{self.database.name}: no answer for {waited:.0f} s")
+            raise DatabaseError(f"{self.database.name}: no answer for {waited:.0f} s")
         if self._waiting >= MOST_WAITING:
-            raise HistoryError(f"{self.database.name}: {self._waiting} readings wait already")
+            raise DatabaseError(f"{self.database.name}: {self._waiting} readings wait already")
 
         def read() -> T:
             self._began = self._now()

@@ -2,11 +2,16 @@
 
 import sqlalchemy as sa
 
-#: MAJOR.MINOR. A program works with every database of its own major, so a change that an older
-#: program can't work with must raise the major; an addition raises the minor.
-REVISION = "1.0"
+from aggregator.runtime.sqlite_format import HISTORY_REVISIONS
+from aggregator.runtime.tables import Tables, revision_table
 
 metadata = sa.MetaData()
+HISTORY = Tables(
+    revision_table(HISTORY_REVISIONS, metadata),
+    revision="1.0",
+    what="the history",
+    instead="point history.database elsewhere",
+)
 
 
 def _own_id() -> "sa.Column[int]":

@@ -14,13 +14,15 @@ from sqlalchemy.engine import make_url
 
 from aggregator.alerts.alert import alert_of, dedup_key, resolves
 from aggregator.alerts.notifier import Notifier
-from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, OutboxError, PendingDelivery
+from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, PendingDelivery
 from aggregator.alerts.receivers.base import Receiver as Receiving
 from aggregator.alerts.routes import RouteTarget, group_of
 from aggregator.alerts.store import FileStore, SharedStore
+from aggregator.alerts.tables import SHARED_OUTBOX
 from aggregator.events import EventKind, Transition
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.postgres import Postgres
+from aggregator.runtime.database import DatabaseError
 from tests.support.postgres import PostgresServer
 from tests.support.present import of_type, present
 from tests.support.receiver import Hook, Receiver, webhook_settings
@@ -53,7 +55,7 @@ class Replicas:
         self._ending = ending
 
     def store(self, former: Path | None = None) -> SharedStore:
-        engine = Postgres(make_url(self.url), self._credentials, "sickbay test")
+        engine = Postgres(make_url(self.url), self._credentials, "sickbay test", SHARED_OUTBOX)
         self._ending.callback(engine.close)
         return SharedStore(engine, former)
 
@@ -165,8 +167,8 @@ def test_tables_of_a_newer_version_are_left_alone(
 ) -> None:
     replicas.outbox("a").depths()
     name = make_url(replicas.url).database or ""
-    postgres.run("UPDATE alert_schema SET version = 99", name)
-    with pytest.raises(OutboxError, match=r"newer sickbay \(version 99\).*alerts.shared"):
+    postgres.run("UPDATE sickbay_outbox_version SET version_num = '99.0'", name)
+    with pytest.raises(DatabaseError, match=r"another sickbay \(tables 99\.0.*alerts\.shared"):
         replicas.outbox("b").depths()
 
 

@@ -18,12 +18,12 @@ from aggregator.daemon_cli.main import main
 from aggregator.events import EventKind
 from aggregator.history import database as database_module
 from aggregator.history import history as history_module
-from aggregator.history.database import Database
-from aggregator.history.engine import DatabaseCredentials, HistoryError
+from aggregator.history.database import RETAINING, Database
+from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.postgres import Postgres
-from aggregator.history.revision import RETAINING
 from aggregator.history.row_codec import IdGenerator, evidence_row, to_row
-from aggregator.history.tables import evidence
+from aggregator.history.tables import HISTORY, evidence
+from aggregator.runtime.database import DatabaseError
 from tests.support.histories import Place, happened
 from tests.support.pki import Authority
 from tests.support.postgres import PASSWORD, PostgresServer, StartPostgres
@@ -197,13 +197,13 @@ async def test_a_password_is_read_anew_and_never_said(
     async with Place(url).history(most_waiting=9) as history:  # no password at all
         await until(lambda: "password" in history.problem)
     database = Database(url, DatabaseCredentials(file))
-    with pytest.raises(HistoryError, match="password authentication failed") as wrong:
+    with pytest.raises(DatabaseError, match="password authentication failed") as wrong:
         await asyncio.to_thread(database.recent, "", 0.0, 1)
     file.write_text(f"{PASSWORD}\n")
     assert await asyncio.to_thread(database.recent, "", 0.0, 1) == []
     await asyncio.to_thread(database.close)
     file.unlink()
-    with pytest.raises(HistoryError, match=r"history\.password_file: .*/password can't be read"):
+    with pytest.raises(DatabaseError, match=r"history\.password_file: .*/password can't be read"):
         await asyncio.to_thread(database.recent, "", 0.0, 1)
     for secret in ("s3cr3t", PASSWORD):
         assert secret not in caplog.text + str(wrong.value)
@@ -225,15 +225,17 @@ def test_a_certificate_is_verified_where_it_is_said_who_signs(
     assert server.run(count, "postgres")[0][0] == 1
     good.close()
     bad = Database(url, DatabaseCredentials(server.password_file, theirs.certificate))
-    with pytest.raises(HistoryError, match="certificate verify failed"):
+    with pytest.raises(DatabaseError, match="certificate verify failed"):
         bad.recent("", 0.0, 1)
     nobody = tmp_path / "nobody"
     missing = Database(url, DatabaseCredentials(server.password_file, nobody))
-    with pytest.raises(HistoryError, match=r"history\.ca_file: .*/nobody can't be read: No such f"):
+    with pytest.raises(
+        DatabaseError, match=r"history\.ca_file: .*/nobody can't be read: No such f"
+    ):
         missing.recent("", 0.0, 1)
     nobody.write_text("junk")
     with pytest.raises(
-        HistoryError, match=r"history\.ca_file: .*/nobody holds no certificate; exp"
+        DatabaseError, match=r"history\.ca_file: .*/nobody holds no certificate; exp"
     ):
         missing.recent("", 0.0, 1)
 
@@ -253,7 +255,8 @@ def test_over_a_network_nothing_goes_in_plain_text_unless_told_so(
     *, where: str, insecure: bool, tls: str
 ) -> None:
     url = make_url(f"postgresql+asyncpg://{where}")
-    assert Postgres(url, DatabaseCredentials(insecure_plaintext=insecure), "test")._tls() == tls
+    given = DatabaseCredentials(insecure_plaintext=insecure)
+    assert Postgres(url, given, "test", HISTORY)._tls() == tls
 
 
 def test_what_agents_reported_is_replayed_from_it(

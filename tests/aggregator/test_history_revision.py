@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from aggregator.history.database import Database
-from aggregator.history.engine import HistoryError
 from aggregator.history.row_codec import to_row
+from aggregator.runtime.database import DatabaseError
 from tests.support.histories import Place, happened
 from tests.support.waiting import until
 
@@ -39,7 +39,7 @@ def test_tables_of_a_later_minor_are_worked_with_and_not_touched(place: Place) -
 def test_somebody_elses_tables_are_refused(place: Place) -> None:
     place.sql("CREATE TABLE sickbay_history_version (version_num VARCHAR(32) NOT NULL)")
     place.sql("INSERT INTO sickbay_history_version VALUES ('ae1027a6acf')")
-    with pytest.raises(HistoryError, match="none of sickbay's"):
+    with pytest.raises(DatabaseError, match="none of sickbay's"):
         place.ask(lambda database: database.recent("", 0.0, 1))
 
 
@@ -88,7 +88,7 @@ def test_tables_of_an_unreleased_version_are_refused_and_left_alone(
     place.sql(UNRELEASED[versions])
     place.sql("CREATE TABLE transitions (id INTEGER NOT NULL, kind VARCHAR(40) NOT NULL)")
     place.sql("INSERT INTO transitions VALUES (7, 'quarantine.would')")
-    with pytest.raises(HistoryError, match=r"unreleased version of sickbay .*to start afresh"):
+    with pytest.raises(DatabaseError, match=r"unreleased version of sickbay .*to start afresh"):
         place.ask(lambda database: database.write([to_row(1, happened(1.0))]))
     assert [tuple(row) for row in place.sql("SELECT * FROM transitions")] == [
         (7, "quarantine.would")

@@ -8,9 +8,7 @@ import pytest
 
 from aggregator.cli.main import main as command
 from aggregator.cluster.local.store import LocalStore
-from aggregator.config.unreleased_files import HISTORY_VERSIONS
 from aggregator.daemon_cli.main import main
-from aggregator.history import revision
 from tests.support.config_check import config_check
 
 CONFIG = """
@@ -93,7 +91,3 @@ def test_a_local_clusters_file_is_refused_by_the_command_too(
     assert ended.value.code == 2
     assert "of an unreleased version of sickbay" in capsys.readouterr().err
     assert path.read_bytes() == before
-
-
-def test_the_table_of_revisions_is_the_historys() -> None:
-    assert HISTORY_VERSIONS == revision.VERSIONS

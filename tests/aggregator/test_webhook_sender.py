@@ -15,7 +15,7 @@ from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts.alert import alert_of, dedup_key, resolves
 from aggregator.alerts.http_channel import SecretError, read_secret
 from aggregator.alerts.notifier import MOST_WAITING, Notifier
-from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, OutboxError, PendingDelivery
+from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, PendingDelivery
 from aggregator.alerts.receivers.webhook import WebhookReceiver
 from aggregator.alerts.routes import RouteTarget
 from aggregator.alerts.sender import RouteSender
@@ -24,6 +24,7 @@ from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.database import DatabaseError
 from aggregator.runtime.worker_thread import WorkerThread
 from tests.support.draws import HighestDraw
 from tests.support.present import of_type
@@ -51,7 +52,7 @@ class InlineThread:
         name = function.__name__
         if self.failing.get(name, 0) > 0:
             self.failing[name] -= 1
-            raise OutboxError(f"{name} fails")
+            raise DatabaseError(f"{name} fails")
         return function(*args, **kwargs)
 
     def stop(self) -> None:

@@ -1,5 +1,5 @@
-PRAGMA application_id=1936417391;
-PRAGMA user_version=1;
+PRAGMA application_id=0;
+PRAGMA user_version=0;
 BEGIN TRANSACTION;
 CREATE TABLE alert_dead (
 	seq INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
@@ -10,7 +10,7 @@ CREATE TABLE alert_dead (
 	because TEXT NOT NULL, 
 	at DOUBLE NOT NULL
 );
-INSERT INTO "alert_dead" VALUES(1,'chat','chat-1-595ca8adf5aa','[{"id":"595ca8adf5aaa08fd508824cf823e6d2","key":"e7aae05c81447fe91de1e4f16faa4f0b","kind":"quarantine.cordoned","severity":"warning","state":"firing","at":"2025-06-15T15:06:40.000Z","node":"n1","nodes":["n1"],"summary":"n1: quarantine.cordoned","advice":"","incident":"inc-n1","labels":{},"details":{}}]',1,'HTTP 400',1750000021.0);
+INSERT INTO "alert_dead" VALUES(1,'chat','chat-1-595ca8adf5aa','[{"id":"595ca8adf5aaa08fd508824cf823e6d2","kind":"quarantine.cordoned","severity":"warning","at":"2025-06-15T15:06:40.000Z","node":"n1","nodes":["n1"],"summary":"n1: quarantine.cordoned","incident":"inc-n1","details":{},"key":"e7aae05c81447fe91de1e4f16faa4f0b","state":"firing","labels":{},"advice":""}]',1,'HTTP 400',1750000021.0);
 CREATE TABLE alert_deliveries (
 	route TEXT NOT NULL, 
 	id TEXT NOT NULL, 
@@ -24,7 +24,7 @@ CREATE TABLE alert_deliveries (
 	claimed_until DOUBLE NOT NULL, 
 	PRIMARY KEY (route)
 );
-INSERT INTO "alert_deliveries" VALUES('chat','chat-3-3fae8ab2ea73','','[{"id":"3fae8ab2ea73f5fdcb4aa7d7e31bc2f6","key":"064791ecee38d024a0f5442a91927ab1","kind":"quarantine.cordoned","severity":"warning","state":"firing","at":"2025-06-15T15:06:40.000Z","node":"n2","nodes":["n2"],"summary":"n2: quarantine.cordoned","advice":"","incident":"inc-n2","labels":{},"details":{}}]',1,0,1750000200.0,1750000200.0,'',0.0);
+INSERT INTO "alert_deliveries" VALUES('chat','chat-3-3fae8ab2ea73','','[{"id":"3fae8ab2ea73f5fdcb4aa7d7e31bc2f6","kind":"quarantine.cordoned","severity":"warning","at":"2025-06-15T15:06:40.000Z","node":"n2","nodes":["n2"],"summary":"n2: quarantine.cordoned","incident":"inc-n2","details":{},"key":"064791ecee38d024a0f5442a91927ab1","state":"firing","labels":{},"advice":""}]',1,0,1750000200.0,1750000200.0,'',0.0);
 CREATE TABLE alert_groups (
 	route TEXT NOT NULL, 
 	grp TEXT NOT NULL, 
@@ -73,16 +73,17 @@ CREATE TABLE alert_reported (
 INSERT INTO "alert_reported" VALUES('e7aae05c81447fe91de1e4f16faa4f0b','quarantine.cordoned','n1','inc-n1',1750000000.0);
 INSERT INTO "alert_reported" VALUES('064791ecee38d024a0f5442a91927ab1','quarantine.cordoned','n2','inc-n2',1750000100.0);
 INSERT INTO "alert_reported" VALUES('d0888d3dddd2076dd97c56d082396eed','quarantine.cordoned','n3','inc-n3',1750000201.0);
-CREATE TABLE alert_schema (
-	version INTEGER NOT NULL, 
-	PRIMARY KEY (version)
+CREATE TABLE sickbay_outbox_version (
+	version_num VARCHAR(32) NOT NULL, 
+	CONSTRAINT sickbay_outbox_version_pkc PRIMARY KEY (version_num)
 );
-CREATE INDEX alert_pending_node ON alert_pending (route, node, seq);
+INSERT INTO "sickbay_outbox_version" VALUES('1.0');
 CREATE INDEX alert_pending_route ON alert_pending (route, grp, seq);
-CREATE INDEX alert_reported_at ON alert_reported (at);
+CREATE INDEX alert_pending_node ON alert_pending (route, node, seq);
 CREATE INDEX alert_reported_node ON alert_reported (node);
-CREATE INDEX alert_lasting_delivery ON alert_lasting (route, delivery);
+CREATE INDEX alert_reported_at ON alert_reported (at);
 CREATE INDEX alert_lasting_node ON alert_lasting (node);
+CREATE INDEX alert_lasting_delivery ON alert_lasting (route, delivery);
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('alert_pending',6);
 INSERT INTO "sqlite_sequence" VALUES('alert_dead',1);
