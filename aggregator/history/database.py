@@ -1,17 +1,18 @@
 """The queries of the history's database: plain SQL that SQLite and PostgreSQL share.
 
-Blocking: `History` calls it in threads of its own. Every failure is `DatabaseError`, after which the
-next call connects again: a database that was moved away, repaired or restarted is found again.
+Blocking: `History` calls it in threads of its own. Every failure is `DatabaseError`, after which
+the next call connects again: a database that was moved away, repaired or restarted is found again.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
-from aggregator.events import Transition
+from aggregator.events import EventKind, Transition
 from aggregator.history.dedup import DECIDING, Reported, is_level, without_repeats
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.row_codec import SPREAD, from_row, incident_text, node_text
@@ -25,6 +26,10 @@ COUNTS = "counts"
 _AT_ONCE = 500
 #: The most rows of one incident that are read to find its present state.
 _OF_ONE = 8
+#: Rows that `recent` returns at most.
+MOST_READ = 10_000
+#: Rows that `of_kinds` returns at most.
+MOST_OF_KINDS = 50_000
 #: The most rows of one kind among which the busiest nodes are counted, newest first.
 MOST_COUNTED = 200_000
 #: The most rows of one node among which its story is searched, newest first.
@@ -38,18 +43,7 @@ COUNTING = 30.0
 WRITING = 15.0
 
 
-class Cursor(NamedTuple):
-    """A row's place in time: a page ends with one, and the next begins after it."""
-
-    at: float
-    id: int
-
-
-class Page(NamedTuple):
-    """Transitions, newest first. ``after`` is where the next page begins, or None at the end."""
-
-    transitions: list[Transition]
-    after: Cursor | None
+_NEWEST = sa.select(transitions).order_by(transitions.c.at.desc(), transitions.c.id.desc())
 
 
 class Database:
@@ -97,34 +91,27 @@ class Database:
                 seconds=WRITING,
             )
 
-    def recent(self, node: str, since: float, limit: int) -> list[Transition]:
-        """The newest ``limit`` at or after ``since``, newest first; an empty ``node`` means all."""
-        return self.page(node, since, limit).transitions
+    def recent(
+        self, node: str = "", since: float = 0.0, limit: int = 200, until: float = math.inf
+    ) -> list[Transition]:
+        """The newest ``limit`` from ``since`` to ``until`` (wall clock seconds, both included),
+        newest first.
 
-    def page(self, node: str, since: float, limit: int, before: Cursor | None = None) -> Page:
-        """The newest ``limit`` of ``node`` (empty: of all) at or after ``since``, newest first.
-
-        ``before``: only those older than this cursor.
+        An empty ``node`` means all, including the fleet's own; ``limit`` is at most 10,000.
+        Transitions of the last moment may still be missing. Raises `ValueError` for a limit below 1
+        or a time that is no number.
         """
-        table = transitions.c
-        query = (
-            sa.select(transitions)
-            .where(table.at >= since)
-            .order_by(table.at.desc(), table.id.desc())
-            .limit(limit)
-        )
+        if limit < 1:
+            raise ValueError(f"limit {limit}; expected 1 or more")
+        if math.isnan(since) or math.isnan(until):
+            raise ValueError("since or until is not a number")
+        at = transitions.c.at
+        query = _NEWEST.where(at >= since).limit(min(limit, MOST_READ))
         if node:
-            query = query.where(table.node == node_text(node))
-        if before is not None:
-            # SQLite uses the first bound to find its place in the index.
-            place = sa.tuple_(
-                sa.literal(before.at, sa.Double), sa.literal(before.id, table.id.type)
-            )
-            query = query.where(table.at <= before.at, sa.tuple_(table.at, table.id) < place)
-        rows = self._read(query)
-        found = _known(rows)
-        full = len(rows) == limit
-        return Page(found, Cursor(rows[-1]["at"], rows[-1]["id"]) if full else None)
+            query = query.where(transitions.c.node == node_text(node))
+        if until != math.inf:
+            query = query.where(at <= until)
+        return _known(self._read(query))
 
     def counts(self, since: float) -> list[tuple[float, Mapping[str, Any]]]:
         """The fleet's counts at or after ``since``, oldest first."""
@@ -181,9 +168,7 @@ class Database:
         """
         table = transitions.c
         newest = (
-            sa.select(transitions)
-            .where(table.node == sa.bindparam("its_node"), table.at >= since)
-            .order_by(table.at.desc(), table.id.desc())
+            _NEWEST.where(table.node == sa.bindparam("its_node"), table.at >= since)
             .limit(MOST_PASSED)
             .subquery()
         )
@@ -204,25 +189,20 @@ class Database:
 
         return self._engine.call(work, seconds=COUNTING)
 
-    def of_kinds(
-        self, kinds: Sequence[str], since: float, until: float, most: int
-    ) -> list[Transition]:
-        """The newest ``most`` transitions of these kinds from ``since`` to ``until``, the newest
-        first.
-        """
-        table = transitions.c
+    def of_kinds(self, kinds: Iterable[EventKind], since: float, until: float) -> list[Transition]:
+        """The newest 50,000 of these kinds from ``since`` to ``until``, newest first."""
+        at = transitions.c.at
         found: list[Transition] = []
         for kind in kinds:
             query = (
                 sa.select(transitions)
-                .where(table.kind == kind, table.at >= since, table.at <= until)
-                .order_by(table.at.desc())
-                .limit(most)
+                .where(transitions.c.kind == kind.value, at >= since, at <= until)
+                .order_by(at.desc())
+                .limit(MOST_OF_KINDS)
             )
-            rows = self._read(query, seconds=COUNTING)
-            found += _known(rows)
+            found += _known(self._read(query, seconds=COUNTING))
         found.sort(key=lambda one: one.at, reverse=True)
-        return found[:most]
+        return found[:MOST_OF_KINDS]
 
     def begins(self) -> list[float]:
         """The time of the oldest row, if there is one."""
@@ -230,16 +210,10 @@ class Database:
         found = [row["at"] for query in oldest for row in self._read(query)]
         return sorted(at for at in found if at is not None)[:1]
 
-    def of_incident(self, incident: str, most: int) -> list[Transition]:
-        """The newest ``most`` transitions of this incident, newest first."""
-        table = transitions.c
-        query = (
-            sa.select(transitions)
-            .where(table.incident == incident_text(incident))
-            .order_by(table.at.desc(), table.id.desc())
-            .limit(most)
-        )
-        return _known(self._read(query))
+    def of_incident(self, incident: str, limit: int = 200) -> list[Transition]:
+        """The newest ``limit`` of this incident, newest first."""
+        query = _NEWEST.where(transitions.c.incident == incident_text(incident))
+        return _known(self._read(query.limit(min(limit, MOST_READ))))
 
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
         """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many.

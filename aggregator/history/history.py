@@ -8,12 +8,13 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
-from aggregator.history.database import COUNTS, Cursor, Database, Page
+from aggregator.history.database import COUNTS, Database
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.reader import Reader, close
 from aggregator.history.row_codec import IdGenerator, evidence_row, size_of, to_row
@@ -43,10 +44,6 @@ EVIDENCE_RATE = 1_092.0
 #: Rows up to this size are not counted for their node: its message rate bounds their number.
 _SMALL = 2_048
 BATCH = 500
-#: Rows that `recent` returns at most.
-MOST_READ = 10_000
-#: Rows that `of_kinds` returns at most.
-MOST_OF_KINDS = 50_000
 #: Rows that one deletion takes: a writer never waits long behind retention.
 CHUNK = 1_000
 #: Seconds.
@@ -60,10 +57,20 @@ _SLOW = 10.0
 _CLOSE_WITHIN = 5.0
 #: Rows of each table. Rows beyond are deleted, the oldest first.
 MOST_ROWS = 10_000_000
-#: After every row of its moment.
-_LAST = (1 << 63) - 1
 #: Nodes whose transitions are read at a time, so that a page's read comes between.
 _NODES_AT_A_TIME = 20
+
+
+def _in_reader(
+    query: Callable[Concatenate[Database, P], T],
+) -> Callable[Concatenate["History", P], Coroutine[Any, Any, T]]:
+    """The database's method, called in the reader's thread."""
+
+    @wraps(query)
+    async def read(self: "History", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._reader.run(query, self._reader.database, *args, **kwargs)
+
+    return read
 
 
 class History:
@@ -186,29 +193,12 @@ class History:
         since = self._failing_since or self._clocks.wall() - waited
         return f"history is not written since {write_time(since)}: {why}{self._losses()}"
 
-    async def recent(
-        self, node: str = "", since: float = 0.0, limit: int = 200, until: float = math.inf
-    ) -> list[Transition]:
-        """The newest transitions from ``since`` to ``until`` (wall clock seconds, both included),
-        newest first.
-
-        An empty ``node`` means all, including the fleet's own; ``limit`` is at most 10,000.
-        Transitions of the last moment may still be missing. Raises `OSError` when the database
-        can't be read now, `ValueError` for a limit below 1 or a time that is no number.
-        """
-        before = Cursor(until, _LAST) if until != math.inf else None
-        return (await self.page(node, since, limit, before)).transitions
-
-    async def page(
-        self, node: str = "", since: float = 0.0, limit: int = 200, before: Cursor | None = None
-    ) -> Page:
-        """As `recent`; ``before`` is the cursor of an earlier page."""
-        if limit < 1:
-            raise ValueError(f"limit {limit}; expected 1 or more")
-        if math.isnan(since) or (before is not None and math.isnan(before.at)):
-            raise ValueError("since or until is not a number")
-        database = self._reader.database
-        return await self._reader.run(database.page, node, since, min(limit, MOST_READ), before)
+    # Raise `OSError` when the database can't be read now.
+    recent = _in_reader(Database.recent)
+    of_kinds = _in_reader(Database.of_kinds)
+    of_incident = _in_reader(Database.of_incident)
+    begins = _in_reader(Database.begins)
+    counts = _in_reader(Database.counts)
 
     async def node_transitions(
         self,
@@ -231,30 +221,6 @@ class History:
             few = busiest[start : start + _NODES_AT_A_TIME]
             found |= await run(database.node_transitions, few, wanted, since, rows)
         return found
-
-    async def of_kinds(
-        self, kinds: Iterable[EventKind], since: float, until: float
-    ) -> list[Transition]:
-        """The newest 50,000 transitions of these kinds from ``since`` to ``until``, newest first.
-
-        Raises `OSError` as `recent` does.
-        """
-        names = [kind.value for kind in kinds]
-        database = self._reader.database
-        return await self._reader.run(database.of_kinds, names, since, until, MOST_OF_KINDS)
-
-    async def begins(self) -> list[float]:
-        """The time of the oldest row, if there is one. Raises `OSError` as `recent` does."""
-        return await self._reader.run(self._reader.database.begins)
-
-    async def of_incident(self, incident: str, limit: int = 200) -> list[Transition]:
-        """The newest transitions of this incident, newest first. Raises `OSError` as `recent`."""
-        database = self._reader.database
-        return await self._reader.run(database.of_incident, incident, min(limit, MOST_READ))
-
-    async def counts(self, since: float) -> list[tuple[float, Mapping[str, Any]]]:
-        """The recorded counts since then, oldest first. Raises `OSError` as `recent`."""
-        return await self._reader.run(self._reader.database.counts, since)
 
     # -- writing -------------------------------------------------------------------
 

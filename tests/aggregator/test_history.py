@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from aggregator.clock import EVEN_FOR, Clocks
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.history import history as history_module
-from aggregator.history.database import Database, Page
+from aggregator.history.database import Database
 from aggregator.history.history import History
 from aggregator.history.row_codec import MAX_TEXT, IdGenerator, from_row, to_row
 from aggregator.runtime import tasks
@@ -517,32 +517,11 @@ async def test_the_busiest_nodes_are_found_by_an_index_alone(place: Place) -> No
         assert "COVERING INDEX transitions_kind_at" in place.plan(counted)
 
 
-async def test_a_month_is_read_page_by_page_while_more_is_written(place: Place) -> None:
-    now = time.time()
-    told = [happened(now - age // 3, f"n{age % 2}") for age in range(100)]  # some at one moment
-    async with place.history() as history:
-        for one in told:
-            history.record_event(one)
-        await until(lambda: history.written == 100)
-        for node in ("", "n1"):
-            whole = await history.recent(node, limit=1000)
-            paged: list[Transition] = []
-            page = await history.page(node, limit=7)
-            while True:
-                paged += page.transitions
-                if page.after is None:
-                    break
-                history.record_event(happened(now + 1, "n9"))
-                page = await history.page(node, limit=7, before=page.after)
-            assert paged == whole
-        await until(lambda: not history.depth)
-
-
 async def test_while_one_reading_hangs_the_next_fail_at_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung, now = threading.Event(), 0.0
-    monkeypatch.setattr(Database, "page", lambda *_: hung.wait(60) and Page([], None))
+    monkeypatch.setattr(Database, "_read", lambda *_: hung.wait(60) and [])
     async with open_history(path, clocks=Clocks(lambda: now, time.time)) as history:
         first = asyncio.create_task(history.recent())
         await until(lambda: history._reader._began is not None)

@@ -25,7 +25,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from aggregator.events import EventKind, Transition
-from aggregator.history.database import Cursor, Database
+from aggregator.history.database import Database
 from aggregator.history.history import BATCH, CHUNK
 from aggregator.history.lemon_detector import MOST_NODES, MOST_ROWS
 from aggregator.history.row_codec import IdGenerator, to_row
@@ -139,19 +139,19 @@ def _measure(place: Place, rng: random.Random) -> dict[str, float]:
     told = [EventKind.INCIDENT_OPENED.value, EventKind.CORDONED.value, EventKind.RELEASED.value]
 
     def ask(database: Database) -> dict[str, float]:
-        opened = _timed(lambda: database.page(names[0], since, 1))
+        opened = _timed(lambda: database.recent(names[0], since, 1))
 
         def each(nodes: list[str], limit: int) -> list[float]:
-            return [_timed(partial(database.page, node, since, limit)) for node in nodes]
+            return [_timed(partial(database.recent, node, since, limit)) for node in nodes]
 
         before = time.thread_time()
         months = each(names[:LOOKS], 10_000)
         own = (time.thread_time() - before) * 1000 / LOOKS
         pages = each(names[LOOKS:], 200)
-        feed = [_timed(lambda: database.page("", 0.0, 200)) for _ in range(LOOKS)]
-        rows = len(database.page(names[0], since, 10_000).transitions)
-        places = [Cursor(rng.uniform(since + DAY, END), 0) for _ in range(LOOKS)]
-        back = [_timed(partial(database.page, "", since, 200, place)) for place in places]
+        feed = [_timed(lambda: database.recent("", 0.0, 200)) for _ in range(LOOKS)]
+        rows = len(database.recent(names[0], since, 10_000))
+        places = [rng.uniform(since + DAY, END) for _ in range(LOOKS)]
+        back = [_timed(partial(database.recent, "", since, 200, until)) for until in places]
         busiest: list[str] = []
         lemons = _timed(lambda: busiest.extend(database.busiest(acted, since, MOST_NODES)))
         stories = _timed(lambda: database.node_transitions(busiest, told, since, MOST_ROWS))
