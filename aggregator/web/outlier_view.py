@@ -1,4 +1,4 @@
-"""Outliers as view models for people, and the geometry of their charts. Pure."""
+"""Outliers as view models for people, and the lines of their charts. Pure."""
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +9,6 @@ from aggregator.policy.outliers.measures import MEASURES
 from aggregator.web import models
 from aggregator.web.node_view import ViewMoment
 
-#: The chart's size, and the room around the drawing for its labels, in units of its view box.
-WIDTH, HEIGHT = 640.0, 150.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 12.0, 12.0, 24.0
 #: Seconds without a point after which a line has a gap: the part had no load, or no agent.
 _GAP = 900.0
 
@@ -48,8 +45,8 @@ def _outlier(one: Outlier, moment: ViewMoment) -> models.Outlier:
 class Chart:
     """Lines as the ``points`` of SVG polylines; the band as those of polygons.
 
-    ``top`` and ``bottom`` are the values at the upper and lower edge, ``bound`` the height from
-    which a value deviates now, None where nothing is compared with it.
+    Units: seconds after the first point, and the measure's below ``top``. ``bound``: where a value
+    deviates now, None where nothing is compared with it.
     """
 
     lines: tuple[str, ...]
@@ -58,14 +55,9 @@ class Chart:
     bound: float | None
     top: float
     bottom: float
+    seconds: float
     first: dt.datetime
     last: dt.datetime
-    left: float = _LEFT
-    right: float = WIDTH - _RIGHT
-    upper: float = _TOP
-    lower: float = HEIGHT - _BOTTOM
-    width: float = WIDTH
-    height: float = HEIGHT
 
 
 def chart(outlier: models.Outlier) -> Chart | None:
@@ -74,41 +66,31 @@ def chart(outlier: models.Outlier) -> Chart | None:
     if len(points) < 2:
         return None
     away = -outlier.limit if outlier.low else outlier.limit
-    edge = outlier.median + away if outlier.values else None
-    heights = [height for p in points for height in (p.value, p.median - p.mad, p.median + p.mad)]
-    heights += [edge] if edge is not None else []
-    bottom, top = max(0.0, min(heights)), max(heights)
+    edge = [outlier.median + away] if outlier.values else []
+    around = [height for p in points for height in (p.value, p.median - p.mad, p.median + p.mad)]
+    bottom, top = max(0.0, min(around + edge)), max(around + edge)
     if top <= bottom:
         top = bottom + 1.0
-    first, last = points[0].at, points[-1].at
-    seconds = max(1.0, (last - first).total_seconds())
 
-    def x(at: dt.datetime) -> float:
-        return _LEFT + (at - first).total_seconds() / seconds * (WIDTH - _LEFT - _RIGHT)
-
-    def y(height: float) -> float:
-        share = (min(max(height, bottom), top) - bottom) / (top - bottom)
-        return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
-
-    def line(part: Sequence[models.OutlierPoint], heights: Iterable[float]) -> str:
-        pairs = zip(part, heights, strict=True)
-        return " ".join(f"{x(point.at):.1f},{y(height):.1f}" for point, height in pairs)
+    def line(part: Iterable[models.OutlierPoint], mads: float | None = None) -> str:
+        """Of the values, or so many MADs from the medians."""
+        return " ".join(
+            f"{(p.at - points[0].at).total_seconds():.0f},"
+            f"{top - (p.value if mads is None else max(p.median + mads * p.mad, bottom)):.6g}"
+            for p in part
+        )
 
     parts = list(_parts(points))
     return Chart(
-        lines=tuple(line(part, [p.value for p in part]) for part in parts),
-        medians=tuple(line(part, [p.median for p in part]) for part in parts),
-        bands=tuple(
-            line(part, [p.median + p.mad for p in part])
-            + " "
-            + line(part[::-1], [p.median - p.mad for p in reversed(part)])
-            for part in parts
-        ),
-        bound=None if edge is None else round(y(edge), 1),
+        lines=tuple(line(part) for part in parts),
+        medians=tuple(line(part, 0) for part in parts),
+        bands=tuple(f"{line(part, 1)} {line(reversed(part), -1)}" for part in parts),
+        bound=top - edge[0] if edge else None,
         top=top,
         bottom=bottom,
-        first=first,
-        last=last,
+        seconds=max(1.0, (points[-1].at - points[0].at).total_seconds()),
+        first=points[0].at,
+        last=points[-1].at,
     )
 
 

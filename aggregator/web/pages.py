@@ -152,8 +152,6 @@ class Pages:
             chart=outlier_view.chart,
             timeline_chart=timeline_chart.timeline_chart,
             trend_chart=trend_chart.trend_chart,
-            day_chart=cost_chart.day_chart,
-            group_chart=cost_chart.group_chart,
             date=cost_chart.date,
             ago=timefmt.ago,
             clock=timefmt.clock,

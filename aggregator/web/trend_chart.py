@@ -4,18 +4,11 @@ Of 10,000 nodes some tens are in quarantine: on one scale with the well ones no 
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from aggregator.web.fleet_trend import LENGTH, STEP, TrendSample
 
-WIDTH, HEIGHT = 960.0, 190.0
-#: On a phone of 360 pixels.
-NARROW = 330.0
-_LEFT, _RIGHT = 64.0, 16.0
-#: The upper and lower edge of each part of the chart.
-_WELL, _REST = (12.0, 60.0), (82.0, 162.0)
 #: Seconds without a point after which a line has a gap.
 _GAP = 2.5 * STEP
 _HOUR = 3600.0
@@ -30,7 +23,10 @@ _LINES = (
 
 @dataclass(frozen=True, slots=True)
 class TrendLine:
-    """A field over time, as the ``d`` of an SVG path, and its last value."""
+    """A field over time, as the ``d`` of an SVG path, and its last value.
+
+    Units: seconds after the first point, and nodes below the part's upper edge.
+    """
 
     field: str
     label: str
@@ -39,93 +35,79 @@ class TrendLine:
 
 
 @dataclass(frozen=True, slots=True)
-class TrendChart:
-    """All in units of the view box. ``scales``: heights and the value there. ``hours``: the points
-    nearest to each full hour, newest first, for a table. ``is_short``: they cover less than a day.
-    """
+class TrendPart:
+    """Lines of one scale, and the numbers of nodes at its upper and lower edge."""
 
     lines: tuple[TrendLine, ...]
-    scales: tuple[tuple[float, int], ...]
+    most: int
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrendChart:
+    """``hours``: the points nearest to each full hour, newest first, for a table. ``is_short``:
+    they cover less than a day.
+    """
+
+    parts: tuple[TrendPart, ...]
+    seconds: float
     first: dt.datetime
     last: dt.datetime
     hours: tuple[tuple[dt.datetime, TrendSample], ...]
     is_short: bool
-    width: float = WIDTH
-    left: float = _LEFT
-    height: float = HEIGHT
 
     @property
-    def right(self) -> float:
-        return self.width - _RIGHT
+    def lines(self) -> tuple[TrendLine, ...]:
+        return tuple(line for part in self.parts for line in part.lines)
 
 
-def trend_chart(points: Sequence[TrendSample], width: float = WIDTH) -> TrendChart | None:
+def trend_chart(points: Sequence[TrendSample]) -> TrendChart | None:
     """The chart of points, oldest first, or None with fewer than two."""
     if len(points) < 2:
         return None
     first, last = points[0].at, points[-1].at
-
-    def x(at: float) -> float:
-        return _LEFT + (at - first) / (last - first) * (width - _LEFT - _RIGHT)
-
-    well = [one.well for one in points]
-    low, high = min(well), max(well)
-    most = max(1, *(getattr(one, name) for one in points for name, _ in _LINES))
-    lines = [
-        TrendLine(
-            "well",
-            "well",
-            _path(points, attrgetter("well"), x, _scale(*_WELL, low, high)),
-            well[-1],
-        )
-    ]
-    for name, label in _LINES:
-        path = _path(points, attrgetter(name), x, _scale(*_REST, 0, most))
-        lines.append(TrendLine(name, label, path, getattr(points[-1], name)))
-    scales = [(_REST[0], most), (_REST[1], 0), (_WELL[0], high)]
-    if low < high:
-        scales.append((_WELL[1], low))
     return TrendChart(
-        lines=tuple(lines),
-        scales=tuple(scales),
+        parts=(
+            _part(points, (("well", "well"),), least=min(one.well for one in points)),
+            _part(points, _LINES, most=1),
+        ),
+        seconds=last - first,
         first=_date(first),
         last=_date(last),
         hours=tuple(_hours(points)),
         is_short=last - first < LENGTH - 2 * STEP,
-        width=width,
     )
 
 
-def _scale(upper: float, lower: float, least: int, most: int) -> Callable[[int], float]:
-    """The height of a value; one that never changes is drawn at the upper edge."""
-
-    def y(value: int) -> float:
-        share = (value - least) / (most - least) if most > least else 1.0
-        return lower - share * (lower - upper)
-
-    return y
-
-
-def _path(
+def _part(
     points: Sequence[TrendSample],
-    value: Callable[[TrendSample], int],
-    x: Callable[[float], float],
-    y: Callable[[int], float],
-) -> str:
+    names: Sequence[tuple[str, str]],
+    *,
+    least: int = 0,
+    most: int = 0,
+) -> TrendPart:
+    most = max(most, *(getattr(one, name) for one in points for name, _ in names))
+    lines = (
+        TrendLine(name, label, _path(points, name, most), getattr(points[-1], name))
+        for name, label in names
+    )
+    return TrendPart(tuple(lines), most, least)
+
+
+def _path(points: Sequence[TrendSample], name: str, most: int) -> str:
     """Steps: a value holds until the next point. Points without a change take no room."""
     parts: list[str] = []
-    before: TrendSample | None = None
+    before = points[0]
     for point in points:
-        if before is None or point.at - before.at > _GAP:
-            if before is not None:
-                parts.append(f"H{x(before.at):.0f}")
-            parts.append(f"M{x(point.at):.0f},{y(value(point)):.1f}")
-        elif value(point) != value(before):
-            parts.append(f"H{x(point.at):.0f}V{y(value(point)):.1f}")
+        x, y = point.at - points[0].at, most - getattr(point, name)
+        if point is before:
+            parts.append(f"M{x:.0f},{y}")
+        elif point.at - before.at > _GAP:
+            parts.append(f"H{before.at - points[0].at:.0f}M{x:.0f},{y}")
+        elif y != most - getattr(before, name):
+            parts.append(f"H{x:.0f}V{y}")
         before = point
-    if before is not None:
-        parts.append(f"H{x(before.at):.0f}")
-    return "".join(parts)
+    return "".join(parts) + f"H{before.at - points[0].at:.0f}"
 
 
 def _hours(points: Sequence[TrendSample]) -> Iterator[tuple[dt.datetime, TrendSample]]:
