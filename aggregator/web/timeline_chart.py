@@ -18,8 +18,6 @@ from aggregator.web.timefmt import span
 #: Events in the chart at most, the newest.
 MOST = 60
 WIDTH, HEIGHT = 720.0, 150.0
-#: On a phone of 360 pixels.
-NARROW = 330.0
 _LEFT, _RIGHT = 76.0, 16.0
 _LANES = ("evidence", "decision", "action")
 _HEIGHTS = {"evidence": 28.0, "decision": 64.0, "action": 100.0}
