@@ -10,7 +10,6 @@ are still verified.
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import jwt
 from aggregator.cluster.port import ClusterError
 from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.private_file import replace_file
 from aggregator.tls.key_set import KeysError, read_key_set
 
 log = logging.getLogger(__name__)
@@ -158,13 +158,11 @@ class JwksCache:
             await asyncio.to_thread(self._save, fresh)
 
     def _save(self, keys: KeySet) -> None:
-        """Write the whole file or leave the old one. Without it a restart needs the API server."""
+        """Without the file a restart needs the API server."""
         text = json.dumps({"issuer": keys.issuer, "jwks": json.loads(keys.text)})
-        new_file = self._cache.with_name(f".{self._cache.name}.{os.getpid()}")
         try:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
-            new_file.write_text(text, "utf-8")
-            new_file.replace(self._cache)
+            replace_file(self._cache, text.encode())
         except OSError as error:
             log.warning(
                 "the cluster's keys can't be kept on disk",
