@@ -46,11 +46,24 @@ OBSERVED = frozenset(
 )
 #: The same for one occurrence.
 DISPUTED = "xid:109"
-#: Checks of servers that other nodes use, too, or of what waits for them. A server that fails would
-#: drain each Slurm node.
-_OF_SERVERS = frozenset(
-    {"clock", "disk-mounts", "dns", "peers", "pod-network", "processes", "reach"}
-)
+#: Checks whose failures the shipped policy observes, each with the reasons on which it acts or that
+#: come from the site's own options alone. A server that fails would drain each Slurm node, and one
+#: that is worn still works.
+_OBSERVED_CHECKS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(
+        (
+            *("clock", "container-runtime", "disk-ext4", "disk-md", "dns", "gpu-ecc", "gpu-fabric"),
+            *("gpu-nvlink", "gpu-pages", "kubelet", "net-tables", "peers", "pod-network"),
+            *("processes", "reach"),
+        ),
+        frozenset(),
+    ),
+    "disk-mounts": frozenset({"not-mounted"}),
+    "disk-nvme": frozenset({"dead", "read-only"}),
+    "disk-write": frozenset({"corrupt", "io-error", "read-only"}),
+    "infiniband": frozenset({"link-down", "missing", "never-up", "slow"}),
+    "nic-health": frozenset({"slow"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +113,8 @@ class Findings:
         return max((item.status for item in self.ranked()), key=rank, default=Status.OK)
 
     def of_this_node(self) -> "Findings":
-        """The same with failed as degraded where a server or a path may be the cause, which only
-        the aggregator can see, by the other nodes. A mount that is expected here is this node's.
+        """The same with failed as degraded where the shipped policy only observes it: a server or a
+        path may be the cause, which the aggregator alone can see, or work goes on.
         """
         return replace(self, results=[_of_this_node(each) for each in self.results])
 
@@ -123,9 +136,10 @@ class Findings:
 
 
 def _of_this_node(result: Result) -> Result:
-    is_a_servers = result.check in _OF_SERVERS and result.reason != "not-mounted"
+    acting = _OBSERVED_CHECKS.get(result.check)
+    is_observed = acting is not None and result.reason not in acting
     is_failed = result.status is Status.FAILED
-    return replace(result, status=Status.DEGRADED) if is_a_servers and is_failed else result
+    return replace(result, status=Status.DEGRADED) if is_observed and is_failed else result
 
 
 def from_latch(

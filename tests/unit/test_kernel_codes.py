@@ -6,9 +6,10 @@ import pytest
 
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import Rule
-from nodeagent.checks import xid_codes
+from aggregator.policy.shipped_yaml import read_shipped_file
+from nodeagent.checks import registry, xid_codes
 from nodeagent.checks.kernel_lines import ROWS
-from nodeagent.local.findings import DISPUTED, OBSERVED, Latched
+from nodeagent.local.findings import DISPUTED, OBSERVED, Findings, Latched, Result
 from nodeagent.model import ClearedBy, Status
 from nodeagent.terminal.kmsg_file import decode_file
 from tests.agent.kernel_log import FIXTURES
@@ -19,6 +20,12 @@ MACHINE = (
     *("disk-io.log", "disk-lines.log", "nic-driver.log", "kernel-lines.log"),
     *("machine-check.log", "pcie-aer.log", "context.log", "layer-lines.log"),
 )
+#: The reasons of the checks' levels; some have any.
+LEVELS = {
+    name: of
+    for name, of in read_shipped_file("aggregator.policy", "checks.yaml").items()
+    if "any" not in (of, isinstance(of, dict) and of.get("reasons"))
+}
 
 
 def codes_of(fixture: str) -> set[str]:
@@ -105,3 +112,28 @@ def test_no_fault_that_the_shipped_rules_observe_fails_a_slurm_node() -> None:
     assert [code for code in failing if alone(code) == {"observe"}] == []
     twice = Latched(DISPUTED, "x", "", "", 2, 0.0, 0.0, ClearedBy.GPU_RESET)
     assert twice.status is Status.FAILED
+
+
+def fails(check: str, reason: str) -> bool:
+    found = Findings("n1", "agent", [Result(check, "x", Status.FAILED, reason)])
+    return found.of_this_node().worst is Status.FAILED
+
+
+def test_a_level_fails_a_slurm_node_where_a_shipped_rule_acts_or_the_site_has_set_it() -> None:
+    ours = {spec.name for spec in registry.SPECS}
+    reasons = {name: of if isinstance(of, list) else of["reasons"] for name, of in LEVELS.items()}
+    levels = [(name, reason) for name in ours & {*reasons} for reason in reasons[name]]
+    acts = {
+        level
+        for level in levels
+        for rule in POLICY.rules
+        if rule.acts and rule.check == level[0] and level[1] in (rule.reasons or level)
+    }
+    assert {level for level in levels if fails(*level)} - acts == {
+        *(("gpu-settings", each) for each in ("power-limit", "persistence-off", "compute-mode")),
+        *((name, "unlike-siblings") for name in ("gpu-pcie", "gpu-settings")),
+        *((name, each) for name in ("gpu-pcie", "pcie-link") for each in ("narrow", "slow")),
+        *(("infiniband", "slow"), ("infiniband", "never-up"), ("nic-health", "slow")),
+    }
+    assert [level for level in acts if not fails(*level)] == []
+    assert fails("a-sites-own", "reason")
