@@ -1,15 +1,15 @@
 """The carrier of every physical network port that is, or was, in use.
 
-Reasons: ``link-down`` (enabled, was up since the boot, has no carrier: failed), ``missing`` (an
-interface that the configuration names does not exist: failed), ``disabled`` (switched off after
-it was up: unknown, but failed for one that the configuration names), ``flapping`` (it lost its
-link ``flaps`` times within ten minutes and has it now: degraded), ``never-up`` (enabled, no carrier
-since the boot, and two thirds of the enabled ports of its kind have one: ``siblings``),
-``not-up-yet`` (not up yet after a boot) and ``no-sysfs`` (this check could not look):
-unknown. Any other port that never had a carrier since the
-boot is ok: most servers have some. The kernel itself counts carriers, so a restart of the agent
-forgets nothing. The component is the interface; what is remembered is the port's, as an interface's
-name may pass to another port (a rename, a driver that was loaded anew).
+Reasons: ``link-down`` (enabled, was up since the boot, has no carrier: failed; degraded while
+another port of its bond has one, unless the configuration names it), ``missing`` (an interface that
+the configuration names does not exist: failed), ``disabled`` (switched off after it was up:
+unknown, but failed for one that the configuration names), ``flapping`` (it lost its link ``flaps``
+times within ten minutes and has it now: degraded), ``never-up`` (enabled, no carrier since the
+boot, and two thirds of the enabled ports of its kind have one: ``siblings``), ``not-up-yet`` (not
+up yet after a boot) and ``no-sysfs`` (this check could not look): unknown. Any other port that
+never had a carrier since the boot is ok: most servers have some. The kernel itself counts carriers,
+so a restart of the agent forgets nothing. The component is the interface; what is remembered is the
+port's, as an interface's name may pass to another port (a rename, a driver that was loaded anew).
 """
 
 import os
@@ -36,11 +36,11 @@ _Port = tuple[str, int | None]
 
 
 def evaluate(
-    link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int = 3
+    link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int = 3, spared: bool = False
 ) -> Observation:
     """Pure. ``named`` interfaces are in use because the configuration names them, even if never up.
 
-    ``lost``: how often the link went within the window.
+    ``lost``: how often the link went within the window. ``spared``: its bond has another's.
     """
     used = seen_up or named or bool(link.times_up)
     if not link.enabled:
@@ -57,6 +57,9 @@ def evaluate(
         return Observation(NAME, link.name, Status.OK, "", link.state + losses)
     if used:
         message = f"no carrier (state {link.state}): cable, transceiver or switch port"
+        if spared and not named:
+            message += "; its bond has another link"
+            return Observation(NAME, link.name, Status.DEGRADED, "link-down", message)
         return Observation(NAME, link.name, Status.FAILED, "link-down", message)
     return Observation(NAME, link.name, Status.OK, "", "never up since the boot: not in use")
 
@@ -131,7 +134,13 @@ class NicLink:
             named=named,
             lost=self._lost(link, port),
             flaps=self._flaps,
+            spared=not link.carrier and self._is_spared(link.name),
         )
+
+    def _is_spared(self, interface: str) -> bool:
+        """Whether it is of a bond that carries traffic without it."""
+        bond = self._machine.sys / "class/net" / interface / "master"
+        return (bond / "bonding").is_dir() and small_number(bond / "carrier") == 1
 
     def _port(self, interface: str) -> _Port:
         folder = f"{self._machine.sys}/class/net/{interface}"

@@ -276,6 +276,23 @@ async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path
     assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "link-down")}
 
 
+async def test_a_port_whose_bond_has_another_link_is_degraded(tmp_path: Path) -> None:
+    """A bond exists to survive a switch's upgrade, which would else cordon its whole rack."""
+    machine = made_up(tmp_path)
+    port = nic(machine.sys, "eth0", operstate="down", carrier_up_count=1)
+    bond = nic(machine.sys, "bond0", device=False, carrier=1)
+    (port / "master").symlink_to("../bond0")
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
+    failed = {"eth0": (Status.FAILED, "link-down")}
+    assert verdicts(await check.run_check()) == failed, "of a bridge, which has other ports"
+    (bond / "bonding").mkdir()
+    assert verdicts(await check.run_check()) == {"eth0": (Status.DEGRADED, "link-down")}
+    named = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC, interfaces=("eth0",)))
+    assert verdicts(await named.run_check()) == failed
+    (bond / "carrier").write_text("0\n")
+    assert verdicts(await check.run_check()) == failed
+
+
 async def test_a_named_interface_must_exist(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     nic(machine.sys, "veth0", device=False)
