@@ -73,12 +73,15 @@ def is_clean(machine: HostRoots, mount: Mount) -> bool:
     return errors is not None and errors.count == 0
 
 
-def is_remounted(machine: HostRoots, mount: Mount) -> bool:
+def is_remounted(machine: HostRoots, mount: Mount, *, flagged: bool = False) -> bool:
     """Whether a read-only filesystem is so by a person's or a program's remount: neither an error
     nor its device, which may take no writes itself, explains it.
+
+    ``flagged``: with it the mount's own flag became read-only. That counts where no errors show.
     """
-    is_protected = small_number(f"{machine.sys}/dev/block/{mount.device}/ro")
-    return not is_protected and is_clean(machine, mount)
+    if small_number(f"{machine.sys}/dev/block/{mount.device}/ro"):
+        return False
+    return is_clean(machine, mount) or (flagged and read_errors(machine, mount) is None)
 
 
 class DiskExt4:

@@ -17,9 +17,10 @@ saw before:
 
 Without any of them it was mounted read-only, and that is ok. A remote filesystem is degraded at
 most: no error of this node's disk makes it read-only. So is one without an error (ext4 counts none;
-XFS would have shut down, ZFS suspended), by the second or fourth sign: a person or a program has
-remounted it. Reasons: ``read-only``, ``shut-down``, ``not-mounted`` and ``no-mount-table`` (both
-unknown). The component is the mount point.
+XFS would have shut down, ZFS suspended; of another this agent saw the mount's own "rw" become "ro",
+as no error makes it), by the second or fourth sign: a person or a program has remounted it.
+Reasons: ``read-only``, ``shut-down``, ``not-mounted`` and ``no-mount-table`` (both unknown). The
+component is the mount point.
 """
 
 from collections.abc import Sequence
@@ -101,6 +102,8 @@ class DiskReadonly:
         self._watch = watch
         self._writable = frozenset(writable)
         self._seen_writable: set[tuple[str, str]] = set()
+        #: Those whose mount was "rw" when the superblock was last writable.
+        self._seen_rw: set[tuple[str, str]] = set()
         self._by_design: set[tuple[str, str]] = set()
         self._fstab: frozenset[str] | None = None
 
@@ -118,6 +121,11 @@ class DiskReadonly:
         is_stopped = mount.stopped_writing
         if not is_stopped and key not in self._by_design:
             self._seen_writable.add(key)
+        is_rw = "rw" in mount.options
+        if is_rw and not is_stopped:
+            self._seen_rw.add(key)
+        elif is_rw or not is_stopped:
+            self._seen_rw.discard(key)
         errors = read_errors(self._machine, mount) if is_stopped else None
         found = evaluate(
             mount,
@@ -126,7 +134,8 @@ class DiskReadonly:
             fstab_writable=mount.point in self._fstab_writable(),
             errors=errors.count if errors else 0,
             opened=mount.opened or (is_stopped and is_clean(self._machine, mount)),
-            remounted=is_stopped and is_remounted(self._machine, mount),
+            remounted=is_stopped
+            and is_remounted(self._machine, mount, flagged=not is_rw and key in self._seen_rw),
         )
         if is_stopped and found.status is Status.OK:
             self._by_design.add(key)

@@ -520,6 +520,24 @@ def test_a_read_only_filesystem_was_remounted_where_an_error_would_show(
     assert found is is_remounted
 
 
+async def test_a_remount_changes_the_mounts_own_flag_and_an_error_does_not(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
+
+    async def status(mount: str, superblock: str, fstype: str = "btrfs") -> Status:
+        line = f"1 0 0:41 / {tmp_path} {mount} - {fstype} /dev/sda {superblock}\n"
+        (tmp_path / "proc/self/mountinfo").write_text(line)
+        return observations(await check.run_check())["/"].status
+
+    assert await status("rw", "rw") is Status.OK
+    assert await status("ro", "ro") is Status.DEGRADED, "mount -o remount,ro"
+    assert await status("rw", "rw") is Status.OK
+    assert await status("rw", "ro") is Status.FAILED
+    assert await status("ro", "ro") is Status.FAILED, "and then a person remounts it"
+    assert await status("ro", "rw") is Status.OK, "a container's read-only view"
+    assert await status("ro", "ro") is Status.FAILED
+
+
 def test_a_filesystem_that_has_shut_down_is_told_before_all_else() -> None:
     found = disk_readonly.evaluate(
         mount("1 0 8:1 / /d rw - xfs /dev/sda1 rw,shutdown"),

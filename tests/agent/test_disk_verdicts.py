@@ -122,12 +122,12 @@ def write_table(root: Path, *lines: str) -> None:
     (root / "proc/self/mountinfo").write_text(text)
 
 
-async def test_a_remount_is_a_failure_until_it_is_writable_again(tmp_path: Path) -> None:
+async def test_an_error_is_a_failure_until_it_is_writable_again(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
     write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
     assert verdicts(await check.run_check()) == {"/": (Status.OK, "")}
-    write_table(tmp_path, "1 0 8:1 / @ ro - ext4 /dev/sda ro")
+    write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda ro")
     assert verdicts(await check.run_check()) == {"/": (Status.FAILED, "read-only")}
     write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
     assert verdicts(await check.run_check()) == {"/": (Status.OK, "")}
