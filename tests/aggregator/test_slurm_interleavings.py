@@ -317,6 +317,27 @@ async def test_a_reboot_that_slurm_gave_up_ends_no_quarantine_and_leaves_slurms_
     await controller.cluster.close()
 
 
+async def test_a_power_down_between_two_looks_is_no_persons_resume_and_a_resume_after_it_is(
+    tmp_path: Path,
+) -> None:
+    """Slurm clears the drain with POWERING_DOWN alone, which SuspendTimeout ends."""
+    slurm = FakeSlurm(random.Random(1), quiet=True)
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    off = frozenset({"POWERED_DOWN"})
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], flags=off)
+    await controller.observe()
+    assert not present(await controller.cluster.read_quarantine("n1")).deleting
+    assert slurm.nodes["n1"].has_drain
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], flags=off | {"DRAIN"})
+    await controller.observe()
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], flags=off)
+    await controller.observe()
+    assert await controller.cluster.read_quarantine("n1") is None
+    await controller.cluster.close()
+
+
 async def test_our_drain_is_taken_back_when_the_cloud_has_replaced_the_machine(
     tmp_path: Path,
 ) -> None:

@@ -94,6 +94,8 @@ class SlurmCluster(LocalCluster):
         self.changing: set[str] = set()
         #: Nodes whose lost drain is reported.
         self._reported: set[str] = set()
+        #: Nodes that were off when our drain was last seen in force.
+        self._off: set[str] = set()
         #: Each node as last read, and when that read began.
         self._known: dict[str, tuple[SlurmNode, float]] = {}
 
@@ -366,7 +368,12 @@ class SlurmCluster(LocalCluster):
         """``text``: the record as it was read."""
         author = whose(one, ours)
         restarted = self._started and ours.started not in ("", self._started)
-        if author is Whose.NOBODY and (ours.foreign or restarted or is_ended_by_slurm(one, ours)):
+        ended = is_ended_by_slurm(one, ours, was_off=name in self._off)
+        if author is Whose.OURS and one.is_off:
+            self._off.add(name)
+        elif author is Whose.OURS:
+            self._off.discard(name)
+        if author is Whose.NOBODY and (ours.foreign or restarted or ended):
             # The end of another's drain is no request of a person about our quarantine, nor is that
             # of all drains when slurmctld has lost its saved state, or one that Slurm itself ends.
             if name in self._reported:

@@ -86,12 +86,15 @@ def has_changed(author: Whose, ours: OurDrain | None) -> bool:
     return author is not (Whose.ANOTHER if ours.foreign else Whose.OURS)
 
 
-def is_ended_by_slurm(node: SlurmNode, ours: OurDrain) -> bool:
-    """Whether Slurm itself has ended our drain: it powers the node down, or gave up its boot."""
+def is_ended_by_slurm(node: SlurmNode, ours: OurDrain, *, was_off: bool) -> bool:
+    """Whether Slurm itself has ended our drain: it powers the node down, or gave up its boot.
+
+    ``was_off``: the drain was in force while the node was off, so only a person has ended it since.
+    """
     if node.has_drain or not has_our_words(node, ours):
         return False
     gave_up = condition_of(next(reversed(words_of_slurm(node, ours)), "")) == REBOOT_TIMED_OUT
-    return "POWERING_DOWN" in node.flags or (node.is_down and gave_up)
+    return (node.is_off and not was_off) or (node.is_down and gave_up)
 
 
 def has_our_words(node: SlurmNode, ours: OurDrain) -> bool:

@@ -65,6 +65,11 @@ class SlurmNode:
         return self.base in _AT_WORK or "COMPLETING" in self.flags
 
     @property
+    def is_off(self) -> bool:
+        """Whether Slurm has powered it down, or is doing so, or has begun to power it up again."""
+        return not self.flags.isdisjoint({"POWERING_DOWN", "POWERED_DOWN", "POWERING_UP"})
+
+    @property
     def is_rebooting(self) -> bool:
         """Whether Slurm reboots it, or will when it is idle."""
         return not self.flags.isdisjoint({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
