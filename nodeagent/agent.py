@@ -8,13 +8,13 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent import factory, kernel_feed, logs, recorder
-from nodeagent.check_set import CheckSet, ends_what_it_leaves_out, is_excluded, unnamed
+from nodeagent.check_set import CheckSet, ends_what_it_leaves_out, is_excluded, named, unnamed
 from nodeagent.checks.base import Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
@@ -98,8 +98,6 @@ class Agent:
         self._machine = factory.machine(config, self._clock)
         self._uplink: Uplink | None = None
         self._launchers: LauncherSocket | None = None
-        #: By check: the parts that the latest change of the configuration names no longer.
-        self._unnamed: Mapping[str, frozenset[str]] = {}
         self._reloader: Reloader | None = None
         if source is not None:
             path, load = source
@@ -193,6 +191,10 @@ class Agent:
             state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
         except UnreleasedState as error:
             raise CannotStart(str(error)) from error
+        #: By check: the parts that the latest change of the configuration names no longer.
+        self._unnamed = unnamed(state.named, config)
+        state.named = named(config)
+        self._state = state
         self._sources = factory.sources(config, self._machine, state.gpus, state.cliques)
         factory.restore_driver_log(self._sources.driver_log, state.latch)
         self._sources.fabric.on_change(self._renew_uplink)
@@ -209,6 +211,7 @@ class Agent:
         self._check_set = CheckSet(self._sources)
         self._check_set.follow(config)
         state.latch.keep_checks({*self._own_checks(), *self._check_set.names})
+        self._end_parts(self._check_set.off)
         self._scheduler = Scheduler(
             self._check_set.scheduled,
             clock=self._clock,
@@ -376,17 +379,23 @@ class Agent:
         """Follow a changed configuration; checks with unchanged settings continue undisturbed."""
         logs.set_level(config.log_level)
         before = self._check_set.names
-        self._unnamed = unnamed(self._config, config)
+        self._unnamed = unnamed(self._state.named, config)
+        self._state.named = named(config)
         self._config = config
         self._check_set.follow(config)
         self._scheduler.use(self._check_set.scheduled)
         self._feed.use(self._check_set.log_checks)
-        latch = self._recorder.latch
-        ended = sorted(before - self._check_set.names)
-        self._recorder.record_observations(
-            [Gone(name, each) for name in ended for each in latch.known(name)]
-        )
+        self._end_parts(before - self._check_set.names)
         self._renew_uplink()
+
+    def _end_parts(self, checks: Iterable[str]) -> None:
+        """A person has turned ``checks`` off, which ends the faults of their parts too."""
+        latch = self._recorder.latch
+        for name in sorted(checks):
+            gone = [Gone(name, component) for component in latch.known(name)]
+            self._recorder.record_observations(gone)
+            if latch.clear_by_operator(component="", code=name):
+                self._recorder.changed_by_hand()
 
     def _renew_uplink(self) -> None:
         """Our Hello has changed."""

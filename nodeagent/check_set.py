@@ -5,7 +5,7 @@ settings stays the same object when the configuration is read again.
 """
 
 import fnmatch
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,18 +95,24 @@ def ends_what_it_leaves_out(name: str, report: Report) -> bool:
     return name in ("disk-mounts", "dns", "peers") and knows_all
 
 
-def unnamed(before: Config, after: Config) -> dict[str, frozenset[str]]:
-    """By check: the parts in lists of its options that a change has removed."""
+def named(config: Config) -> dict[str, list[str]]:
+    """By check: the parts in lists of its options, such as mounts, ports and targets."""
     return {
-        name: frozenset(_named(settings) - _named(after.checks.get(name)))
-        for name, settings in before.checks.items()
+        name: sorted(str(part) for each in lists for part in each)
+        for name, settings in config.checks.items()
+        if (lists := _lists(settings))
     }
 
 
-def _named(settings: CheckSettings | None) -> set[str]:
-    options = settings.options.items() if settings else ()
-    lists = (each for name, each in options if name != "exclude" and isinstance(each, tuple))
-    return {str(part) for each in lists for part in each}
+def unnamed(before: Mapping[str, Sequence[str]], config: Config) -> dict[str, frozenset[str]]:
+    """By check: the parts that were ``named`` before, and are no longer."""
+    now = named(config)
+    return {name: frozenset(parts).difference(now.get(name, ())) for name, parts in before.items()}
+
+
+def _lists(settings: CheckSettings) -> list[tuple[Any, ...]]:
+    options = settings.options.items()
+    return [each for key, each in options if key != "exclude" and isinstance(each, tuple)]
 
 
 def _origin(spec: CheckSpec, config: Config) -> tuple[Hashable, ...]:

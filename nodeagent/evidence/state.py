@@ -4,7 +4,8 @@ The document holds all state that must survive the agent: the evidence, the mark
 harmless, the kernel log cursor (they move together or not at all), and the GPU map.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from nodeagent.dataclass import dataclass
@@ -35,7 +36,8 @@ class State:
     """The content of the state file.
 
     ``kernel_seq`` is the last kernel log record consumed, ``quiesced_until`` (boottime seconds)
-    when NVML may be used again, ``cliques`` the NVLink cliques of the node's GPUs.
+    when NVML may be used again, ``cliques`` the NVLink cliques of the node's GPUs, ``named`` the
+    parts that the configuration names, by check.
     """
 
     latch: Latch
@@ -43,6 +45,7 @@ class State:
     gpus: Mapping[str, str] | None = None
     quiesced_until: float = 0.0
     cliques: str = ""
+    named: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def dump(state: State, now: float, *, identity: MachineIdentity | None = None) -> dict[str, Any]:
@@ -69,6 +72,7 @@ def dump(state: State, now: float, *, identity: MachineIdentity | None = None) -
         "gpus": dict(state.gpus or {}),
         "quiesced_until": state.quiesced_until,
         "cliques": state.cliques,
+        "named": dict(state.named),
     }
 
 
@@ -138,7 +142,9 @@ def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -
     kernel_seq = document["kernel_seq"]
     quiesced_until = float(document["quiesced_until"])
     seq = None if kernel_seq is None else int(kernel_seq)
-    return State(latch, seq, gpus, quiesced_until, cliques)
+    lists = document.get("named", {})
+    named = {str(check): [str(part) for part in parts] for check, parts in lists.items()}
+    return State(latch, seq, gpus, quiesced_until, cliques, named)
 
 
 def _component(entry: ComponentEntry) -> list[Any]:

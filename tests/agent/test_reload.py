@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nodeagent.check_set import CheckSet, ends_what_it_leaves_out, is_excluded, unnamed
+from nodeagent.check_set import CheckSet, ends_what_it_leaves_out, is_excluded, named, unnamed
 from nodeagent.checks.base import Off
 from nodeagent.config.reload import Reloader
 from nodeagent.config.settings import CheckSettings, Config, ConfigError, default, load
@@ -134,7 +134,7 @@ def test_a_target_that_is_named_no_longer_is_known_by_its_component(tmp_path: Pa
     before, after = tmp_path / "before.toml", tmp_path / "after.toml"
     before.write_text('[checks.reach]\ntargets = ["a:1", "http://b/status"]\n')
     after.write_text('[checks.reach]\ntargets = ["tcp://a:1"]\n')
-    gone = unnamed(load(before, ENVIRON), load(after, ENVIRON))
+    gone = unnamed(named(load(before, ENVIRON)), load(after, ENVIRON))
     assert {name: parts for name, parts in gone.items() if parts} == {
         "reach": {"http://b:80/status"}
     }
@@ -404,6 +404,34 @@ async def test_a_failed_part_that_is_named_no_longer_or_excluded_is_over(
         lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
     )
     agent.more = quiet.replace(off, f'{own}exclude = ["/nothing-*"]' if restarts else own)
+    if restarts:
+        await agent.terminate()
+        agent.start()
+    else:
+        agent.write_config()
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGHUP)
+    await until(lambda: place not in aggregator.latest.components, what=agent.log())
+
+
+@pytest.mark.parametrize(
+    ("restarts", "settings"),
+    [(True, 'interval = "1s"'), (False, "on = false"), (True, "on = false")],
+)
+async def test_a_failed_part_whose_name_or_check_was_taken_out_is_over(
+    aggregator: FakeAggregator,
+    agent: AgentProcess,
+    restarts: bool,  # noqa: FBT001
+    settings: str,
+) -> None:
+    place, quiet = ("reach", "tcp://127.0.0.1:1"), agent.more
+    off = "[checks.reach]\non = false"
+    agent.more = quiet.replace(off, '[checks.reach]\ninterval = "1s"\ntargets = ["127.0.0.1:1"]')
+    await agent.start().up()
+    await until(
+        lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
+    )
+    agent.more = quiet.replace(off, f"[checks.reach]\n{settings}")
     if restarts:
         await agent.terminate()
         agent.start()
