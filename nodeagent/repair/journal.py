@@ -5,6 +5,8 @@ holds a thread and not the agent; as long as it hangs every order is refused.
 """
 
 import asyncio
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -47,6 +49,7 @@ class Journal:
         self._identity = identity
         self._patience = patience
         self._hangs = False
+        self._lock = -1
         #: One access at a time, so that one that waits is not taken for one that hangs.
         self._turn = asyncio.Lock()
 
@@ -75,6 +78,8 @@ class Journal:
         return found
 
     def _load(self) -> Operations:
+        with contextlib.suppress(OSError):  # a filesystem without locks; a write reports the others
+            self._claim()
         path = self._folder / NAME
         try:
             content = _read(path)
@@ -96,6 +101,23 @@ class Journal:
         difference = self._identity.difference(theirs)
         log.warning("%s is of another machine (%s); it is %s now", path, difference, aside.name)
         return Operations()
+
+    def _claim(self) -> None:
+        """Lock the folder: of two agents each would lose the other's operations.
+
+        Raises NotRecorded, and OSError. The kernel frees the lock when the process ends.
+        """
+        if self._lock < 0:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock = os.open(self._folder / "lock", flags, 0o600)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise NotRecorded(
+                f"{self._folder} is another agent's: no order is obeyed; stop that agent, or give "
+                "this one its own state_dir"
+            ) from None
 
     def _replace(self, name: str, content: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -536,6 +538,21 @@ async def test_the_record_of_another_machine_is_set_aside(
     assert (tmp_path / "operations.json.other-machine").exists() is not is_ours
     await journal.save(Operations({"op-2": operation(2)}))
     assert "op-2" in (await journal.load()).known
+
+
+async def test_the_record_of_another_agent_that_runs_is_left_alone(tmp_path: Path) -> None:
+    """One state_dir with two agents, each with a run_dir of its own."""
+    lock = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, 2)"
+    program = f"{lock}; print(flush=True); input()"
+    command = [sys.executable, "-c", program, str(tmp_path / "lock")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:  # noqa: ASYNC220
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(NotRecorded, match="another agent's: no order is obeyed"):
+            await Journal(tmp_path).load()
+        other.communicate(b"\n")
+    assert (await Journal(tmp_path).load()).known == {}
 
 
 async def test_accesses_at_the_same_time_wait_for_each_other(tmp_path: Path) -> None:
