@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from release.reference import (
@@ -21,11 +22,16 @@ from release.reference import (
 from release.tree import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
-#: Where the aggregator has its copies of documents.
-SHIPPED = {
+#: Of the documents that the aggregator ships.
+_SHIPPED = {
     "aggregator.schema.json": ROOT / "aggregator" / "config",
     "openapi.json": ROOT / "aggregator" / "web",
 }
+
+
+def place(name: str) -> Path:
+    """The one file of that name."""
+    return _SHIPPED.get(name, FOLDER) / name
 
 
 def files() -> Mapping[str, str]:
@@ -56,9 +62,7 @@ def main() -> None:
     """Write every file."""
     FOLDER.mkdir(exist_ok=True)
     for name, content in files().items():
-        (FOLDER / name).write_text(content, "utf-8")
-        if name in SHIPPED:
-            (SHIPPED[name] / name).write_text(content, "utf-8")
+        place(name).write_text(content, "utf-8")
 
 
 if __name__ == "__main__":

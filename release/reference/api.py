@@ -9,8 +9,8 @@ from release.tree import version
 
 _HEAD = """# Fields of the JSON API
 Made from the code that answers by `make docs-reference`. [api.md](../api.md) explains the
-endpoints; [openapi.json](openapi.json) is the same as an OpenAPI 3.1 document, which
-`/api/v1/openapi.json` serves.
+endpoints; [openapi.json](../../aggregator/web/openapi.json) is the same as an OpenAPI 3.1 document,
+which `/api/v1/openapi.json` serves.
 """
 
 

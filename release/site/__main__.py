@@ -36,7 +36,7 @@ def build(version: str, output: Path, source: Path = ROOT) -> int:
         code = build_main([*strict, *places])
     if code != OK:
         return FAILED
-    _copy_schemas(source / "docs" / "reference", folder / "docs" / "reference")
+    _copy_schemas(source, folder)
     lead_from_sources(folder, _pages(folder, source))
     versions = publish(output, START)
     print(f"{folder / START} (versions here: {', '.join(versions)})")
@@ -45,9 +45,10 @@ def build(version: str, output: Path, source: Path = ROOT) -> int:
 
 def _copy_schemas(source: Path, there: Path) -> None:
     """Editors and clients name them by the path in the tree, which Sphinx' downloads don't keep."""
-    for file in sorted(source.glob("*.json")):
-        there.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, there)
+    for file in (*source.glob("docs/reference/*.json"), *source.glob("aggregator/*/*.json")):
+        copy = there / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
 
 
 def _pages(folder: Path, source: Path) -> list[str]:
