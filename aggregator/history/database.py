@@ -204,6 +204,19 @@ class Database:
         found.sort(key=lambda one: one.at, reverse=True)
         return found[:MOST_OF_KINDS]
 
+    def first_of_kinds(self, kinds: Iterable[EventKind], since: float) -> list[Transition]:
+        """The first transition of these kinds of each node, at or after ``since``."""
+        table = transitions.c
+        wanted = table.kind.in_([kind.value for kind in kinds])
+        first = (
+            sa.select(table.node, sa.func.min(table.at).label("at"))
+            .where(wanted, table.at >= since)
+            .group_by(table.node)
+            .subquery()
+        )
+        its = sa.and_(table.node == first.c.node, table.at == first.c.at, wanted)
+        return _known(self._read(sa.select(transitions).join(first, its), seconds=COUNTING))
+
     def begins(self) -> list[float]:
         """The time of the oldest row, if there is one."""
         oldest = [sa.select(sa.func.min(one.c.at).label("at")) for one in (transitions, evidence)]

@@ -196,6 +196,7 @@ class History:
     # Raise `OSError` when the database can't be read now.
     recent = _in_reader(Database.recent)
     of_kinds = _in_reader(Database.of_kinds)
+    first_of_kinds = _in_reader(Database.first_of_kinds)
     of_incident = _in_reader(Database.of_incident)
     begins = _in_reader(Database.begins)
     counts = _in_reader(Database.counts)

@@ -38,6 +38,12 @@ class HistoryReader(Protocol):
         """The newest transitions of these kinds, newest first. Raises `OSError` as `recent`."""
         ...
 
+    async def first_of_kinds(self, kinds: Iterable[EventKind], since: float) -> list[Transition]:
+        """The first transition of these kinds of each node, at or after ``since``. Raises
+        `OSError` as `recent`.
+        """
+        ...
+
     async def begins(self) -> list[float]:
         """The time of the oldest row (wall clock seconds), if there is one. Raises `OSError` as
         `recent`.

@@ -78,7 +78,7 @@ async def _read_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobR
     past, trouble = await read_history(read, _PATIENCE)
     later: list[Transition] = []
     if until < now and not trouble:
-        read = queries.history.of_kinds(_OUTAGES, until, now)
+        read = queries.history.first_of_kinds(_OUTAGES, until)
         later, trouble = await read_history(read, _PATIENCE)
     inputs = await _inputs(queries, past, later)
     wanted = {**values, "since": since, "until": until}
@@ -89,7 +89,7 @@ async def _read_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobR
 async def _inputs(
     queries: FleetQueries, past: Sequence[Transition], later: Sequence[Transition]
 ) -> FleetInputs:
-    """``later``: the begins and ends of quarantines since the report's time."""
+    """``later``: the first begin or end of a quarantine since the report's time, of each node."""
     found = (await queries.current_snapshot()).found
     fleet = queries.fleet
     out = {
@@ -97,10 +97,7 @@ async def _inputs(
         for one in found.quarantines
         if one.cordoned_at is not None
     }
-    if len(later) < _MOST:  # else the oldest are missing
-        first = {one.node: one for one in sorted(later, key=lambda one: one.at, reverse=True)}
-        spanning = [one for one in first.values() if one.kind is EventKind.RELEASED]
-        out |= {one.node: (0.0, one.incident) for one in spanning}
+    out |= {one.node: (0.0, one.incident) for one in later if one.kind is EventKind.RELEASED}
     nodes = {*out, *(one.node for one in past if one.kind in _OUTAGES)}
     summaries = {name: fleet.node_summaries.get(name) for name in nodes}
     gpus = {name: count_gpus(one) for name, one in summaries.items() if one is not None}

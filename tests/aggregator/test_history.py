@@ -546,6 +546,8 @@ async def test_transitions_of_some_kinds_come_back_within_their_time(place: Plac
         await until(lambda: history.written == len(made))
         found = await history.of_kinds(kinds[:2], now - 250, now - 50)
         assert await history.begins() == [now - 300]
+        later = await history.first_of_kinds(kinds[1:2], now - 250)
+        assert [(one.kind, one.node, one.at) for one in later] == [(kinds[1], "n1", now - 200)]
     assert {(one.kind, one.at) for one in found} == {
         (kind, now - age) for kind in kinds[:2] for age in (200, 100)
     }

@@ -136,6 +136,10 @@ class ListHistory:
         found = await self.recent(since=since, limit=100_000, until=until)
         return [one for one in found if one.kind in wanted]
 
+    async def first_of_kinds(self, kinds: Iterable[EventKind], since: float) -> list[Transition]:
+        found = await self.of_kinds(kinds, since, math.inf)
+        return list({one.node: one for one in found}.values())
+
     def record_counts(self, counts: Mapping[str, int]) -> None:
         self.kept.append((math.inf, counts))
 
