@@ -396,7 +396,8 @@ def load(
     if config is None:
         # A problem in one section must not hide a problem in another: the rest is checked with this
         # section at its defaults, and no problem is reported that would rest on them.
-        data = {name: value for name, value in document.data.items() if name not in spoilt}
+        known = Config.model_fields.keys() - spoilt
+        data = {name: value for name, value in document.data.items() if name in known}
         config, _ = validate(Document(document.name, data, document.lines), Config)
         assert config is not None
     for finding in (
