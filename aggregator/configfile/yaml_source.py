@@ -35,6 +35,8 @@ MAX_DEPTH = 20
 #: The most values that aliases may unfold a small file to; for a larger file, its number of
 #: characters.
 _MOST_UNFOLDED = 100_000
+#: Of a whole number. Python writes no number of thousands of digits as text.
+_MOST_BITS = 64
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH}; expected a flatter file"
 
 

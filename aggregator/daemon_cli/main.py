@@ -23,6 +23,7 @@ from aggregator.daemon_cli.file_check import unusable_alert_files, unusable_file
 from aggregator.daemon_cli.subcommand import add_command
 from aggregator.ingest import grpc_env
 from aggregator.runtime.imports import imports_without_collections
+from aggregator.runtime.text import visible_lines
 from aggregator.version import VERSION
 from sickbay.arguments import SuggestingParser
 
@@ -30,6 +31,8 @@ log = logging.getLogger("sickbay.app")
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
+#: Characters of a problem's line.
+_MOST_LINE = 10_000
 
 DEFAULT_CONFIG = Path("/etc/sickbay/aggregator.yaml")
 
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except ConfigError as error:
         for line in error.lines():
-            print(line, file=sys.stderr)
+            print(visible_lines(line, _MOST_LINE), file=sys.stderr)
         code = USAGE
     except KeyboardInterrupt:
         code = INTERRUPTED

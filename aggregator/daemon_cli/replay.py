@@ -25,6 +25,8 @@ from aggregator.daemon_cli.subcommand import add_command
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.command_options import add_value
 
+from aggregator.runtime.text import visible
+from sickbay.regular_file import require_regular_file
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
     from aggregator.policy.replay import Difference, Episode, Totals
@@ -187,7 +189,8 @@ def _text(
     for one in found:
         shown = one.shown
         ended = f"to {write_time(shown.ended)}" if shown.ended is not None else "and on"
-        yield f"  {one.what:<9} {shown.node}  {shown.action}  {shown.summary}"
+        summary = visible(shown.summary, 500)  # a component's name is any path of the node
+        yield f"  {one.what:<9} {shown.node}  {shown.action}  {summary}"
         yield f"            {write_time(shown.began)} {ended}, by {', '.join(sorted(shown.rules))}"
         if one.how:
             yield f"            {one.how}"

@@ -97,6 +97,12 @@ def test_the_site_of_these_tests_is_sound(site: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_key_moves_no_cursor(tmp_path: Path) -> None:
+    done = config_check(written(tmp_path, '"a\\e[2J": x\n'))
+    assert ": a?[2J: unknown key; expected" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
 def _directory(file: Path) -> None:
     file.unlink()
     file.mkdir()

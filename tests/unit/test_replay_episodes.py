@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from aggregator.daemon_cli.replay import _text
 from aggregator.health.model import Cleared, Component, Delta, Status
 from aggregator.policy.replay import Episode, ReplayEvent, Word, compare, live, totals
 from tests.support.replica import POLICY, component, fault, hello, shipped_policy, snapshot
@@ -250,3 +251,10 @@ def test_an_episode_that_would_end_before_it_began_takes_no_hours() -> None:
     assert totals([episode(10 * H, 9 * H)], 20 * H).node_hours == 0.0
     assert totals([episode(10 * H, None)], 9 * H).node_hours == 0.0
     assert totals([episode(0, 1200.0)], H).node_hours == 0.33
+
+
+def test_a_name_that_a_node_gives_moves_no_cursor() -> None:
+    one = replace(episode(0.0, None), summary="disk-space:bytes on /data\x1b[2J\n")
+    none = totals([], 0.0)
+    lines = list(_text(compare([], [one]), (none, none), 1, (POLICY, POLICY)))
+    assert lines[1].endswith("cordon  disk-space:bytes on /data?[2J")
