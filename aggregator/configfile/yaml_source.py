@@ -170,11 +170,15 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*key, i)) for i, child in enumerate(node.value)]
         try:
-            return self._scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError):
-            tag = node.tag if node.tag.startswith(_OWN_TAGS) else "a tag that YAML does not have"
-            self.refuse(node, key, f"{tag} can't be read; expected plain text or a number")
-            return None
+            found = self._scalars.construct_object(node)
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # as PyYAML raises them
+            return self._unread(node, key)
+        is_huge = isinstance(found, int) and found.bit_length() > _MOST_BITS
+        return self._unread(node, key) if is_huge else found
+
+    def _unread(self, node: yaml.Node, key: Key) -> None:
+        tag = node.tag if node.tag.startswith(_OWN_TAGS) else "a tag that YAML does not have"
+        self.refuse(node, key, f"{tag} can't be read; expected plain text or a number")
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
         data: dict[str, Any] = {}

@@ -27,7 +27,9 @@ _check_name = shaped_as(r"[a-z][a-z0-9-]*", "no name; expected one such as disk-
 _condition = shaped_as(
     r"[A-Za-z0-9][A-Za-z0-9._/-]*", "no name; expected one such as KernelDeadlock"
 )
-_driver = shaped_as(r"\d+(\.\d+)*", "no driver's version; expected one such as 580.82.07")
+_driver = shaped_as(
+    r"[0-9]{1,6}(\.[0-9]{1,6})*", "no driver's version; expected one such as 580.82.07"
+)
 
 
 def add_to(commands: Any) -> None:

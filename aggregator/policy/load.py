@@ -81,6 +81,11 @@ def _ladder(repairs: tuple[str, ...]) -> tuple[str, ...]:
     return repairs
 
 
+def _detail(value: object) -> object:
+    """YAML reads an unquoted 7 as a number."""
+    return str(value) if type(value) is int else value
+
+
 def _unquoted(value: object) -> object:
     """YAML reads an unquoted True as a boolean."""
     return str(value) if isinstance(value, bool) else value
@@ -90,7 +95,7 @@ _Action: Any = Literal[ACTIONS]
 #: What the agents remember.
 _Window = Annotated[Duration, Field(ge=LEAST_APART, le=LONGEST)]
 _Values = Annotated[
-    tuple[Annotated[str, BeforeValidator(str)], ...], Field(strict=False, min_length=1)
+    tuple[Annotated[str, BeforeValidator(_detail)], ...], Field(strict=False, min_length=1)
 ]
 _Rung: Any = Annotated[Literal[REPAIRS], BeforeValidator(_rung)]
 #: A rule's keys as a file has them: the field of each, and its values.
@@ -152,6 +157,8 @@ _CONDITION_TYPE = re.compile(
     r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 )
 _LONGEST_TYPE = 316
+#: Of an Xid or an SXid.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def load_policy(
@@ -210,6 +217,7 @@ def _rules(document: Document, catalogue: Catalogue, known: Mapping[str, Rule]) 
         if key != "rules"
     ]
     rules: dict[str, Rule] = {}
+    places: dict[str, int] = {}
     for index, entry in enumerate(entries):
         rule = _Reader(document, ("rules", index), entry, catalogue, known, problems).rule()
         if rule is None:
@@ -217,28 +225,29 @@ def _rules(document: Document, catalogue: Catalogue, known: Mapping[str, Rule]) 
         if rule.name in rules:
             text = f"rule {rule.name!r} is here twice; expected each name once"
             problems.append(document.problem(("rules", index, "name"), text))
-        rules[rule.name] = rule
-    problems += _two_meanings(document, rules, known)
+        rules[rule.name], places[rule.name] = rule, index
+    problems += _two_meanings(document, {**known, **rules}.values(), places)
     if problems:
         raise ConfigError(name, problems)
     return list(rules.values())
 
 
 def _two_meanings(
-    document: Document, rules: Mapping[str, Rule], known: Mapping[str, Rule]
+    document: Document, rules: Iterable[Rule], places: Mapping[str, int]
 ) -> Iterator[ConfigProblem]:
-    """Conditions of which two rules call different statuses unhealthy: one of them is wrong."""
+    """Conditions of which two rules call different statuses unhealthy: one of them is wrong.
+    ``places``: of the file's own rules, of which each such pair has one.
+    """
     first: dict[str, Rule] = {}
-    for rule in {**known, **rules}.values():
+    for rule in rules:
         other = first.setdefault(rule.condition, rule) if rule.condition else rule
         if other.unhealthy != rule.unhealthy:
-            entries = document.data["rules"]
-            index = next(i for i, entry in enumerate(entries) if entry.get("name") == rule.name)
+            own, its = (rule, other) if rule.name in places else (other, rule)
             text = (
-                f'"{rule.unhealthy}", and rule {other.name!r} has "{other.unhealthy}" of the '
-                f"condition {rule.condition}; expected one meaning of it"
+                f'"{own.unhealthy}", and rule {its.name!r} has "{its.unhealthy}" of the '
+                f"condition {own.condition}; expected one meaning of it"
             )
-            yield document.problem(("rules", index, "unhealthy"), text)
+            yield document.problem(("rules", places[own.name], "unhealthy"), text)
 
 
 def hint_of(word: str, known: Iterable[str]) -> str:
@@ -259,8 +268,7 @@ def impossible(code: str, catalogue: Catalogue) -> str:
     if kind in ("xid", "sxid") and colon:
         number, _, word = rest.partition(":")
         if not any(sign in rest for sign in "*?[") and not (
-            number.isdecimal()
-            and number == str(int(number))
+            _NUMBER.fullmatch(number)
             and (word in ("fatal", "non-fatal", "unstated") if kind == "sxid" else ":" not in rest)
         ):
             form = "xid:79" if kind == "xid" else "sxid:12028:fatal"

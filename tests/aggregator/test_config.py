@@ -419,6 +419,10 @@ BAD: list[tuple[str, str]] = [
     ("limits.concurrent: 5", "limits.concurrent: unknown key; expected"),
     ("[1, 2]: x", "not a plain key; expected a word before the colon"),
     ("mode: !!python/object:os.system x", "mode: "),
+    *(
+        (f"mode: {value}", f"mode: tag:yaml.org,2002:{tag} can't be read; expected plain text")
+        for tag, value in (("bool", "!!bool x"), ("int", "!!int ''"), ("int", f"0x{'F' * 4000}"))
+    ),
 ]
 
 

@@ -178,6 +178,8 @@ def test_a_proxy_in_plaintext_needs_no_user(tmp_path: Path) -> None:
         ("{", "line 1: expected the node content, but found '<stream end>'; expected YAML"),
         ("[]", "it has no keys; expected clusters"),
         ("a: " + "[" * 3000, "it is no YAML; expected clusters"),
+        ("a: !!bool x", "it is no YAML; expected clusters"),
+        ("a: !!timestamp x", "it is no YAML; expected clusters"),
         ("\xff", "it is no YAML; expected clusters"),
         ("root:x:0:0:root", "it has no keys; expected clusters"),
         ("current-context: x", "it has no contexts; expected clusters"),

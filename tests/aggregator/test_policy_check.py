@@ -106,6 +106,8 @@ def odd(site: str) -> list[str]:
             "name: gpu-verdict-reset, details: {verdict: []}",
             "rules[0].details.verdict: is empty; expected at least one entry",
         ),
+        ("name: memory-errors, details: {unit: [yes]}", "true; expected text in quotes"),
+        (f"name: memory-errors, faults: ['xid:{'9' * 5000}']", "is no code; expected one such as"),
     ],
 )
 def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: str) -> None:
@@ -124,6 +126,14 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
     (line,) = refused.value.lines()
     assert line.startswith("site.yaml:3: rules[1].unhealthy: ")
     assert "rule 'a' has \"True\" of the condition X" in line
+    with pytest.raises(ConfigError) as refused:
+        shipped_policy(text.replace("rules:", "rules:\n  - 7"))
+    first, second = refused.value.lines()
+    assert first.startswith("site.yaml:2: rules[0]: not a rule; expected")
+    assert second.startswith("site.yaml:4: rules[2].unhealthy: ")
+    own = "name: slurm-kill-task-failed, condition: SlurmGresCountLow, unhealthy: False"
+    with pytest.raises(ConfigError, match="rule 'slurm-gres-count-low' has \"True\" of the cond"):
+        shipped_policy(rule(own))
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
         (["explain", "--fault", "xid:79", "--detail", "verdict"], "expected NAME=VALUE"),
         (["explain", "--fault", "xid:149", "--detail", "intr_info=6h"], "is no register; expected"),
         (["explain", "--fault", "xid:149", "--driver", "new"], "'new' is no driver's version"),
+        (["explain", "--fault", "xid:149", "--driver", "9" * 5000], "is no driver's version"),
         (["explain", "--fault", "xid:79", "--policy", "/no/such"], "/no/such: can't be read"),
         (["check", "/no/such"], "/no/such: can't be read"),
         (["check", "/dev/null"], "/dev/null: can't be read: it is a device and no regular file"),

@@ -284,7 +284,8 @@ def _read(file: str) -> dict[str, Any]:
         line, what = where_and_what(error)
         where = f"line {line}: " if line else ""
         raise KubeconfigError(file, f"{where}{what}; expected YAML") from error
-    except (ValueError, RecursionError) as error:  # bytes that are no text; a depth that is no file
+    # Bytes that are no text; a value that its tag does not fit; a depth that is no file.
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
         raise KubeconfigError(file, f"it is no YAML; {_WHOLE}") from error
     if data is None:
         raise KubeconfigError(file, f"it is empty; {_WHOLE}")
