@@ -50,7 +50,8 @@ Checks = Mapping[str, Reasons]
 
 #: The details that show how bad a fault is. There are others; a name that is nearly one of these is
 #: most likely a slip, with which a rule that drains for the driver's own verdict never does.
-GRAVE = ("verdict", "severity", "unit", "link", "intr_info", "error_status", "injected")
+REGISTERS = ("intr_info", "error_status")
+GRAVE = ("verdict", "severity", "unit", "link", *REGISTERS, "injected")
 #: The agent's readings of Xid 154's text.
 VERDICTS = (
     *("none", "drain-p2p", "drain-and-reset", "gpu-reset", "node-reboot"),
@@ -179,6 +180,9 @@ def _slips(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
             if name == "verdict" and value not in VERDICTS:
                 hint = hint_of(value, VERDICTS)
                 text = f"no verdict is {value!r}{hint}; expected some of {', '.join(VERDICTS)}"
+                yield document.problem((*key, "details", name), text)
+            if name in REGISTERS and not value.startswith("0x"):
+                text = f"no register is {value!r}; expected one in quotes, such as '0x00000004'"
                 yield document.problem((*key, "details", name), text)
     entry: Any = document.data["rules"][key[-1]]
     for name, what in (("components", "component"), ("reasons", "reason")):

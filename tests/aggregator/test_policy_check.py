@@ -161,6 +161,10 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
             "no fault of ours has a detail 'Verdict' (did you mean 'verdict'?)",
         ),
         (
+            "name: memory-errors, details: {intr_info: [0x4]}",
+            "2 rules[0].details.intr_info: no register is '4'; expected one in quotes, such as",
+        ),
+        (
             "name: gpu-verdict-reset, details: {verdict: [node-reboot, gpu_reset]}",
             "no verdict is 'gpu_reset' (did you mean 'gpu-reset'?); expected some of none, ",
         ),
