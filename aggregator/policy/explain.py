@@ -9,7 +9,7 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy import nvlink4
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import ACTIONS, CONDITION_CHECK, Policy, Rule, matches
-from aggregator.policy.windows import ONE_OCCURRENCE
+from aggregator.policy.windows import MOST_JOBS, ONE_OCCURRENCE
 from aggregator.rfc3339 import span
 
 
@@ -111,7 +111,8 @@ def _latched(policy: Policy, question: Question, obliged: Rule | None = None) ->
     jobs = [-apart * ago for ago in range(question.jobs)]
     lasts = obliged.lasts if obliged is not None else 0.0
     jobs += [-_NEXT_LINE * ago for ago in range(1, math.ceil(lasts / _NEXT_LINE) + 1)]
-    more = [-ONE_OCCURRENCE * ago for ago in range(1, question.count - question.jobs + 1)]
+    further = min(question.count - question.jobs, MOST_JOBS)  # no rule counts more
+    more = [-ONE_OCCURRENCE * ago for ago in range(1, further + 1)]
     fault = replace(
         _FAULT,
         code=question.code,

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from aggregator.policy.explain import Explanation, Question, explain
+from aggregator.policy.explain import Explanation, Question, _latched, explain
 from aggregator.policy.rules import Rule
+from aggregator.policy.windows import MOST_JOBS
 from aggregator.rfc3339 import span
 from tests.support.replica import POLICY
 
@@ -293,6 +294,11 @@ def test_the_row_of_the_registers_is_told_of_nvlink_5_alone() -> None:
     )
     assert asked(XID).row == ""
     assert asked(LINK).row == ""
+
+
+def test_a_count_is_no_more_lines_than_a_rule_can_count() -> None:
+    fault = _latched(POLICY, Question("xid:109", count=1_000_000))
+    assert (fault.count, len(fault.occurrences)) == (1_000_000, 1 + MOST_JOBS)
 
 
 @pytest.mark.parametrize(
