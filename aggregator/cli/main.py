@@ -4,7 +4,6 @@ Exit codes: 0; 1 for a command that failed (out of reach, refused, not there); 2
 that makes no sense.
 """
 
-import io
 import os
 import sys
 from argparse import Namespace
@@ -34,8 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from aggregator.cli.command_words import own_words, refusal
         from aggregator.cli.completion import COMPLETE, answer
 
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have every letter
-        sys.stdout.reconfigure(errors="replace")
     parser = parser_for(sys.argv[0], os.environ)
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == [COMPLETE]:

@@ -1,5 +1,6 @@
 """A program's process at its start, before it can report a mistake in its own words."""
 
+import io
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ def open_streams() -> None:
     """Connect standard streams that are closed (``>&-``) to /dev/null.
 
     Else each print would fail, and the next file that the program opens would take their place.
+    A letter that stdout can't have is printed as "?": a locale may lack it, and no locale has the
+    bytes of a file's name that are no text.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -19,6 +22,8 @@ def open_streams() -> None:
                 os.dup2(null, number)
                 os.close(null)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @contextmanager

@@ -71,6 +71,12 @@ def test_a_closed_stream_changes_no_exit_code(program: str, closed: str) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_letter_that_stdout_lacks_ends_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    code = "from sickbay.process import *; open_streams(); print('rules \\xfc \\udcff')"
+    assert run(code) == (0, "")
+
+
 def test_a_file_that_a_program_opens_does_not_take_the_place_of_a_closed_stream() -> None:
     code = "from sickbay.process import *; open_streams(); print(open('/dev/zero').fileno() > 2)"
     command = f'exec "$0" -c "{code}" 0<&- 2>&-'
