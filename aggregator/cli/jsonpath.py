@@ -44,7 +44,7 @@ class _Range:
 _Part = _Text | _Path | _Range
 
 #: kubectl's names have more characters than RFC 9535's, and a backslash before a dot.
-_NAME = re.compile(r"""'[^']*'|"[^"]*"|\d+\.\d+|\.(?P<name>(?:\\.|[^.\[\]{}()\s\\'"*@=!<>])+)""")
+_NAME = re.compile(r"""'[^']*'|"[^"]*"|\d+\.\d+|\.(?P<name>(?:\\.|[^.\[\]{}()\s\\'"*@=!<>&|,])+)""")
 _PIECE = re.compile(r"\{((?:\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[^{}\"'])*)\}")
 
 
@@ -65,7 +65,7 @@ class Template:
 
 def read_path(text: str) -> "JSONPath":
     """The query of a path: `.a.b[0]`, with or without braces and leading dot. Raises PathError."""
-    inner = text.strip().removeprefix("{").removesuffix("}").strip().removeprefix("$")
+    inner = re.sub(r"^[$@]", "", text.strip().removeprefix("{").removesuffix("}").strip())
     if inner and inner[0] not in ".[":
         inner = f".{inner}"
     from jsonpath import JSONPath, JSONPathEnvironment, JSONPathError  # 0.1 s: only where used

@@ -141,7 +141,9 @@ def test_colour_is_only_for_a_terminal_and_of_the_cell_alone() -> None:
         ("{range .items[0:1]}{.}{end}", None),
         ("{.items[7].node}{.nothing.there}", ""),
         ("{.items[1].since}", ""),
-        ("{$.total}", "3"),
+        ("{.items[?(@.since&&@.pods>2)].node}", "a c?[2J"),
+        ("{$.total} {@.total}", "3 3"),
+        ("{range .items[0:1]}{@}{end}", None),
         ("{'a b'}", "a b"),
     ],
 )
