@@ -125,9 +125,12 @@ class Client:
         target = f"{self.url}/api/v1/{where}" + (f"?{urlencode(given)}" if given else "")
         with self._open(target) as response:
             try:
-                return read_answer(response.read())
+                found = read_answer(response.read())
             except (ValueError, OSError, http.client.HTTPException) as error:
                 raise CommandFailed(f"the response from {target} can't be read: {error}") from error
+        if not isinstance(found, _Object):
+            raise CommandFailed(f"{target} answered no object: is this an aggregator's address?")
+        return found
 
     def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
         """The event stream: (name, data) as they come, after those of an earlier call. Ends, or
@@ -224,7 +227,7 @@ def _error_text(error: HTTPError) -> str:
         then = "\n  Then: --token-file FILE or SICKBAY_TOKEN, with --url"
         more = then if error.code == HTTPStatus.UNAUTHORIZED else ""
         return f"{problem['error']}\n  {problem['hint']}{more}"
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return f"{error.url} answered {error.code} {error.reason}: is this an aggregator's address?"
 
 

@@ -285,6 +285,8 @@ async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> 
     ("command", "raw", "text"),
     [
         ("status", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "can't be read"),
+        ("status", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "answered no object: is"),
+        ("status", b"HTTP/1.1 500 No\r\nContent-Length: 9\r\n\r\n{", "answered 500 No: is this"),
         (
             "status",
             b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"headline": "ok"}',
