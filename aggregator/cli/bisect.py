@@ -40,7 +40,7 @@ from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, this_user
 from aggregator.cluster.port import Action, Conflict
 from aggregator.runtime.text import some_of
-from sickbay.regular_file import read_file_or_pipe
+from sickbay.regular_file import is_there, read_file_or_pipe
 
 FOUND, NO_VERDICT = 1, 3
 _CODES = {SearchVerdict.PASSED: 0, SearchVerdict.FOUND: FOUND, SearchVerdict.NO_VERDICT: NO_VERDICT}
@@ -167,7 +167,7 @@ def _require_actions(options: argparse.Namespace, nodes: list[str]) -> None:
         return
     if (
         isinstance(options.local, Path)
-        and options.local.is_file()
+        and is_there(options.local)
         and not os.access(options.local, os.W_OK)
     ):
         raise UsageError(f"--quarantine: {options.local} can't be written: no permission")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.cli.client import Client, Route
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
-from sickbay.regular_file import read_file_or_pipe
+from sickbay.regular_file import is_there, read_file_or_pipe
 
 if TYPE_CHECKING:
     from aggregator.cli.cluster_reader import ClusterReader
@@ -176,7 +176,7 @@ def has_kubeconfig(options: argparse.Namespace, environ: Mapping[str, str]) -> b
     if options.kubeconfig or options.context or environ.get("KUBECONFIG"):
         return True
     home = environ.get("HOME", "")
-    return bool(home) and (Path(home) / ".kube" / "config").is_file()
+    return bool(home) and is_there(Path(home) / ".kube" / "config")
 
 
 def require_kubeconfig(options: argparse.Namespace, what: str) -> None:

@@ -15,6 +15,7 @@ from aggregator.runtime.sqlite_format import (
     is_of_no_release,
     of_no_release,
 )
+from sickbay.regular_file import is_there
 
 
 def unreleased_files(config: Config) -> Iterator[tuple[Key, str]]:
@@ -57,7 +58,7 @@ def _files(config: Config) -> Iterator[tuple[Key, Path, str, int | str]]:
     if config.history.is_file:
         file = Path(history_file(config))
         found.append((("history", "database"), file, "a history", HISTORY_REVISIONS))
-    return (one for one in found if one[1].is_file())
+    return (one for one in found if is_there(one[1]))
 
 
 def _open(file: Path) -> sqlite3.Connection:

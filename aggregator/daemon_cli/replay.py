@@ -5,6 +5,7 @@ that can't be replayed.
 """
 
 import argparse
+import errno
 import json
 import sys
 import time
@@ -24,9 +25,9 @@ from aggregator.daemon_cli.pools import (
 from aggregator.daemon_cli.subcommand import add_command
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.command_options import add_value
-
 from aggregator.runtime.text import visible
 from sickbay.regular_file import require_regular_file
+
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
     from aggregator.policy.replay import Difference, Episode, Totals
@@ -166,8 +167,12 @@ def _rows(where: "HistoryConfig", node: str) -> Iterable[Mapping[str, Any]]:
     from aggregator.runtime.database import DatabaseError
 
     file = make_url(where.database).database or ""
-    if where.is_file and not Path(file).exists():
-        raise DatabaseError(f"{file}: there is no history; expected the aggregator's")
+    if where.is_file:
+        try:
+            require_regular_file(Path(file))
+        except OSError as error:
+            why = "there is no history" if error.errno == errno.ENOENT else error.strerror
+            raise DatabaseError(f"{file}: {why}; expected the aggregator's") from error
     database = Database(where.database, where, "sickbay history", reads=True)
     try:
         yield from database.evidence(node)

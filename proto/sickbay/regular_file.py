@@ -41,6 +41,14 @@ def kind(path: Path) -> str:
     return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a file of another kind")
 
 
+def is_there(path: Path) -> bool:
+    """Whether a regular file is there, as far as this user may see."""
+    try:
+        return not kind(path)
+    except OSError:
+        return False
+
+
 def read(path: Path) -> bytes:
     """The content of a regular file. Raises OSError for any other kind and for more than `MOST`
     bytes.

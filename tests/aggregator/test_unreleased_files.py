@@ -1,14 +1,20 @@
 """Files of an unreleased version: one line, exit code 2, and the file as it was."""
 
 import sqlite3
+from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from aggregator.cli.main import main as command
+from aggregator.cli.source import has_kubeconfig
 from aggregator.cluster.local.store import LocalStore
+from aggregator.config.settings import load
+from aggregator.config.unreleased_files import damaged_files, unreleased_files
+from aggregator.daemon_cli import replay
 from aggregator.daemon_cli.main import main
+from aggregator.runtime.database import DatabaseError
 from tests.support.config_check import config_check
 
 CONFIG = """
@@ -65,6 +71,20 @@ def test_a_check_of_the_configuration_names_a_file_that_is_no_database(
     assert ended.value.code == 2
     assert f"{OLD[name][0]}: " in line
     assert f"{name} is no database of SQLite (file is not a database); expected one" in line
+
+
+def test_a_path_that_this_user_may_not_see_is_left_to_the_code_that_opens_it(
+    tmp_path: Path,
+) -> None:
+    # For root only such a path leads to the error of a folder without permission.
+    file, unseen = tmp_path / "aggregator.yaml", f"{tmp_path}/{'a' * 300}"
+    text = CONFIG.format(folder=tmp_path).replace(f"{tmp_path}/history", f"{unseen}/history")
+    file.write_text(text.replace("cluster.db", f"{unseen}/cluster.db"))
+    config = load(file, root=None)
+    assert [*unreleased_files(config), *damaged_files(config)] == []
+    with pytest.raises(DatabaseError, match=r"history\.db: File name too long; expected"):
+        list(replay._rows(config.history, ""))
+    assert not has_kubeconfig(Namespace(kubeconfig="", context=""), {"HOME": unseen})
 
 
 def test_empty_files_and_those_of_this_version_are_taken(
