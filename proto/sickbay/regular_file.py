@@ -9,7 +9,6 @@ MOST = 32 * 1024 * 1024
 #: Bytes of a secret: a password, a token, a key. A longer one was named by mistake.
 MOST_SECRET = 4096
 
-_TOO_LARGE = "it has more than {} MiB"
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -28,7 +27,7 @@ def require_regular_file(path: Path, *, most: int | None = None) -> Path:
     if other := kind(path):
         raise OSError(errno.EINVAL, f"it is {other} and no regular file", str(path))
     if most is not None and path.stat().st_size > most:
-        raise OSError(errno.EFBIG, _TOO_LARGE.format(most >> 20), str(path))
+        raise _too_large(path, most)
     return path
 
 
@@ -53,24 +52,29 @@ def read(path: Path) -> bytes:
     """The content of a regular file. Raises OSError for any other kind and for more than `MOST`
     bytes.
     """
-    return _read(require_regular_file(path))
+    return _read(require_regular_file(path), MOST)
 
 
-def read_file_or_pipe(path: Path) -> str:
+def read_file_or_pipe(path: Path, *, most: int = MOST) -> str:
     """The text of a regular file, or of a pipe, as of ``<(command)``. Raises OSError for any other
-    kind and for more than `MOST` bytes, and UnicodeDecodeError.
+    kind and for more than ``most`` bytes, and UnicodeDecodeError.
     """
     if not stat.S_ISFIFO(path.stat().st_mode):
         require_regular_file(path)
-    return _read(path).decode("utf-8-sig")
+    return _read(path, most).decode("utf-8-sig")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
-        content = file.read(MOST + 1)
-    if len(content) > MOST:
-        raise OSError(errno.EFBIG, _TOO_LARGE.format(MOST >> 20), str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise _too_large(path, most)
     return content
+
+
+def _too_large(path: Path, most: int) -> OSError:
+    size = f"{most >> 20} MiB" if most >> 20 else f"{most} bytes"
+    return OSError(errno.EFBIG, f"it has more than {size}", str(path))
 
 
 def version_of(*files: Path) -> tuple[tuple[int, int, int], ...]:

@@ -167,3 +167,4 @@ def test_garbage_is_refused_by_key_file_and_what_is_expected(
         assert [line for line in lines if f": {section}" in line and str(site.parent / key) in line]
     assert SECRET not in done.stderr
     assert "0xff" not in done.stderr
+    assert "than 0 MiB" not in done.stderr
