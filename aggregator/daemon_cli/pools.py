@@ -85,12 +85,11 @@ class NodesFileError(Exception):
 
 def read_labels(file: Path) -> dict[str, Labels]:
     """The labels by node of the output of `kubectl get nodes -o json`. Raises `NodesFileError`."""
-    from sickbay.regular_file import require_regular_file
+    from sickbay.regular_file import read_file_or_pipe
 
     expected = "expected the output of: kubectl get nodes -o json"
     try:
-        text = require_regular_file(file, most=_MOST_NODES_FILE).read_text("utf-8")
-        items = json.loads(text)["items"]
+        items = json.loads(read_file_or_pipe(file, most=_MOST_NODES_FILE))["items"]
         return {
             str(one["metadata"]["name"]): {
                 str(key): str(value) for key, value in (one["metadata"].get("labels") or {}).items()

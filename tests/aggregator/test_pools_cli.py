@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,11 @@ def test_a_replay_shows_the_effect_on_each_pool_as_its_mode_caps_it(
     assert default.count("no action") == 2
 
     other = nodes(tmp_path, n1="other")
-    code, out, _ = command(capsys, *asked, "--nodes", other, "-o", "json")
+    pipe, end = os.pipe()  # as of <(kubectl get nodes -o json)
+    os.write(end, Path(other).read_bytes())
+    os.close(end)
+    code, out, _ = command(capsys, *asked, "--nodes", f"/dev/fd/{pipe}", "-o", "json")
+    os.close(pipe)
     told = {one["name"]: one for one in json.loads(out)["pools"]}
     assert told["default"]["mode"] == "cordon"
     assert told["default"]["before"]["by_action"] == {"cordon": 1}
