@@ -9,8 +9,8 @@ from aggregator.cluster.users import Access, AccessReviews, User
 from aggregator.runtime.byte_budget import Budgets
 from aggregator.runtime.shared_answers import SharedAnswers
 
-#: Refused reviews of rights to one node, by user: at once, and in a second. Each is a request to
-#: the API server that goes before evictions, and a reader may name any node.
+#: Reviews of rights to one node that grant nothing, by user: at once, and in a second. Each is a
+#: request to the API server that goes before evictions, and a reader may name any node.
 REFUSED_BURST, _REFUSED_RATE = 100.0, 4.0
 
 
@@ -34,14 +34,15 @@ class SubjectAccessAuthorizer:
 
     async def _review(self, user: User, access: Access) -> bool:
         bounded = access.name and not access.namespace  # not the one stop switch
-        if bounded and self._refused.used(user.name, self._now()) + 1 > REFUSED_BURST:
+        # Spent before the answer is known: other reviews begin while this one waits.
+        if bounded and not self._refused.spend(user.name, 1, self._now()):
             raise AccessRefused(
                 503,
                 "too_many_reviews",
-                "too many rights that you lack have been requested in the last seconds",
+                "too many rights to single nodes have been reviewed for you in the last seconds",
                 "Try again in a few seconds.",
             )
         allowed = await self._reviews.review_access(user, access)
-        if bounded and not allowed:
-            self._refused.spend(user.name, 1, self._now())
+        if bounded and allowed:
+            self._refused.spend(user.name, -1, self._now())
         return allowed

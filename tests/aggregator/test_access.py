@@ -23,6 +23,7 @@ from aggregator.runtime.shared_answers import MOST, SharedAnswers
 from tests.support.pki import Authority
 from tests.support.present import present
 from tests.support.text_files import text_file
+from tests.support.waiting import until
 
 ALICE = User("alice", ("oncall", "system:authenticated"))
 
@@ -233,6 +234,13 @@ async def test_reviews_of_rights_that_a_user_lacks_to_many_nodes_are_bounded() -
     assert await allows("delete", "another", User("bob"))
     clock.time += 1
     assert not await allows("delete", "another")
+    clock.time += 60
+    before, reviews.wait = len(reviews.asked), asyncio.Event()
+    more = [allows("delete", f"m-{number}") for number in range(2 * len(many))]
+    together = asyncio.gather(*more, return_exceptions=True)
+    await until(lambda: len(reviews.asked) >= before + len(many))
+    reviews.wait.set()
+    assert (await together).count(False) == len(reviews.asked) - before == len(many)
 
 
 async def test_one_of_several_rights_suffices() -> None:
