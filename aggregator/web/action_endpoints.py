@@ -74,11 +74,17 @@ class ActionEndpoints:
         node = read_query(ACCESS_PARAMS, request.query)["node"]
         identity = await self._guard.identity(request)
         on = self._setup is not None and self._access.actions
+        may, trouble = list[str](), ""
+        try:
+            may = await self._may(identity, node) if on and identity else []
+        except AccessRefused as refused:  # the reader is known all the same
+            trouble = f"{refused.error}. {refused.hint}"
         answer = PageReader(
             user=identity.name if identity is not None else "",
             how=identity.how if identity is not None else "",
             actions=on,
-            may=await self._may(identity, node) if on and identity else [],
+            may=may,
+            trouble=trouble,
         )
         return respond(answer)
 
@@ -86,8 +92,6 @@ class ActionEndpoints:
         gate, setup = self._access.gate, self._setup
         if gate is None or setup is None or (node and not is_node_name(node)):
             return []
-        # First the right to all nodes: its review serves each node, and a review is a request of
-        # the API server that goes before evictions.
         return [
             action.name
             for action in ACTIONS.values()

@@ -66,13 +66,14 @@ class ActionAnswer(models.Shape, frozen=True, kw_only=True):
 class PageReader(models.Shape, frozen=True, kw_only=True):
     """The reader of the page. ``may`` are the actions that they have the right to; for the node
     that the request names, or else for the fleet. ``user`` is empty where reading needs no
-    identity.
+    identity. ``trouble``: why ``may`` is not known now.
     """
 
     user: str
     how: str
     actions: bool
     may: list[str]
+    trouble: str
 
 
 @dataclass(frozen=True, slots=True)

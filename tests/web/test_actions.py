@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from aggregator.access.gate import AccessGate
-from aggregator.access.identity import UserIdentity
+from aggregator.access.identity import AccessRefused, UserIdentity
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import local_actions
@@ -296,7 +296,8 @@ async def test_actions_are_off_unless_the_configuration_has_them(
             assert status == 403
             assert told["error"] == "this page is read only"
             reader = json.loads(await served.text("/api/v1/access"))
-            assert reader == {"user": "", "how": "", "actions": False, "may": []}
+            expected = {"user": "", "how": "", "actions": False, "may": [], "trouble": ""}
+            assert reader == expected
     assert site.store.stopped() == ""
 
 
@@ -364,25 +365,32 @@ async def test_an_action_under_way_when_the_replica_stops_is_in_the_log(
     assert line["outcome"] == "not known: the aggregator stops"
 
 
-async def test_one_review_of_a_right_serves_each_node(tmp_path: Path) -> None:
+async def test_one_review_of_a_right_serves_each_node(site: Site, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"{OPERATOR},hall-2,operator\n")
     tokens, reviewed = StaticTokens(tmp_path / "tokens"), set[Access]()
 
     class Reviews:
         async def allows(self, identity: UserIdentity, access: Access) -> bool:
             reviewed.add(access)
+            if access.verb == "patch" and self.away:
+                raise AccessRefused(503, "away", "the API server is away", "Try again later.")
             return access.verb != "create"
 
-    gate = AccessGate([tokens], Reviews(), anonymous=False, actions=True)
-    setup = ActionSetup(
-        lambda _: pytest.fail("no action is requested"), list[Transition]().append, time.time
-    )
-    access = PageAccess(gate)
+        away = False
+
+    reviews, headers = Reviews(), {"Authorization": f"Bearer {OPERATOR}"}
+    gate = AccessGate([tokens], reviews, anonymous=False, actions=True)
+    setup, access = site.served.web._actions._setup, PageAccess(gate)
     async with serving(small_fleet(Hands()), running_clocks(), access=access, actions=setup) as one:
         for number in range(1, 9):
-            headers = {"Authorization": f"Bearer {OPERATOR}"}
             told = json.loads(await one.text(f"/api/v1/access?node=n-{number}", 200, **headers))
             assert told["may"] == ["release", "exempt", "unexempt", "pin", "unpin"]
+        status, _ = await Site(one, site.store).ask("nodes/node-1/release")
+        assert status == 409  # it is in no quarantine
+        reviews.away = True
+        told = json.loads(await one.text("/api/v1/access?node=n-1", 200, **headers))
+        assert (told["user"], told["may"]) == ("hall-2", [])
+        assert told["trouble"] == "the API server is away. Try again later."
     assert not [found for found in reviewed if found.name]
 
 

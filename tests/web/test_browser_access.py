@@ -91,6 +91,13 @@ async def test_a_person_logs_in_sees_the_live_page_and_logs_out(
     assert await page.locator("#actions").count() == 0
     assert await page.evaluate("document.cookie") == ""
     assert complaints == []
+    refusal = {"error": "the API server is away", "hint": "Try again later."}
+    await page.route("**/api/v1/access*", lambda route: route.fulfill(status=503, json=refusal))
+    await page.reload()
+    trouble = page.locator("#reader-trouble")
+    await expect(trouble).to_contain_text("the API server is away. Try again later.")
+    await page.unroute("**/api/v1/access*")
+    await page.reload()
     await page.get_by_role("button", name="Log out").click()
     await expect(page).to_have_url(f"{served.url}/login")  # else `goto` cancels the log-out
     await page.goto(served.url)

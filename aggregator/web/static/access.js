@@ -96,9 +96,14 @@
   async function start() {
     const query = node ? "?node=" + encodeURIComponent(node) : "";
     const response = await fetch("/api/v1/access" + query, { cache: "no-store" });
-    if (!response.ok) return;
-    const reader = await response.json();
+    const none = { error: "the answer is " + response.status, hint: "Reload the page." };
+    const reader = await response.json().catch(() => none);
+    const trouble = response.ok ? reader.trouble : reader.error + ". " + reader.hint;
     if (reader.user) showReader(reader);
+    if (trouble) {
+      const text = "Your rights are not known, so no action is offered: " + trouble;
+      document.querySelector("footer").append(make("span", text, { id: "reader-trouble" }));
+    }
     const here = node || location.pathname === "/";
     if (here && reader.actions && reader.may.length) offerActions(reader.may);
   }
