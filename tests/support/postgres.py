@@ -21,12 +21,12 @@ from typing import Any
 import psutil
 import pytest
 
+from aggregator.demo.ports import free_port
 from tests.controlplane.pki import KeyPair
-from tests.controlplane.ports import ReservedPort
 from tests.controlplane.processes import ended, stopped
+from tests.controlplane.waiting import PATIENCE
 
 USER, PASSWORD = "sickbay", "not-a-secret-of-anybodys"
-_START_S = 60.0
 #: A test run by root runs the server as this user, because PostgreSQL refuses to run as root.
 _UNPRIVILEGED = "nobody"
 _SETTINGS = {
@@ -70,8 +70,7 @@ class PostgresServer:
         self.data = self.folder / "data"
         self._names = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
-        self._port = ReservedPort()
-        self.port = self._port.number
+        self.port = free_port()
         self.password_file = self.folder / "password"
         self.password_file.write_text(f"{PASSWORD}\n")
         self.password_file.chmod(0o644)
@@ -99,7 +98,6 @@ class PostgresServer:
 
     def start(self) -> "PostgresServer":
         """Start it, and wait until it answers."""
-        self._port.close()  # it asks for the address exclusively
         log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(
             [programs() / "postgres", "-D", self.data, "-p", str(self.port)],
@@ -110,7 +108,7 @@ class PostgresServer:
             **_owner(),
         )
         log.close()
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + PATIENCE
         while subprocess.run(
             [programs() / "pg_isready", "-q", "-h", self.folder, "-p", str(self.port)], check=False
         ).returncode:
@@ -207,7 +205,6 @@ class PostgresServer:
     def close(self) -> None:
         """Stop it and remove its folder."""
         self.stop()
-        self._port.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _pids(self) -> list[int]:
