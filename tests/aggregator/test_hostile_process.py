@@ -81,7 +81,6 @@ def _is_drained(aggregator: LocalAggregator, name: str = "node-a") -> bool:
     return (_node(aggregator, name).get("quarantine") or {}).get("phase") == "Drained"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("look", "more"),
     [
@@ -132,7 +131,6 @@ def test_a_node_that_has_too_much_stays_visible_and_an_xid_79_of_it_drains_it(
     assert shared.metric("sickbay_ingest_entries_dropped_total") == 0
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kinds", [["all"], ["new_checks"], ["all", "reconnect"]], ids="+".join)
 def test_the_aggregator_answers_while_one_agent_does_its_worst(
     aggregator: LocalAggregator, agent: Callable[..., AgentProcess], kinds: list[str]

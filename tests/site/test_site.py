@@ -21,7 +21,7 @@ from tests.support.chromium import ARGUMENTS, CHROMIUM
 from tests.support.present import present
 from tests.support.waiting import PATIENCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
