@@ -192,7 +192,8 @@ def test_the_shipped_alerts_fire_when_faults_are_injected(
 ) -> None:
     # The certificate of the test is valid for two days.
     found = watcher.until_firing("SickbayWatchdog", "SickbayCertificateExpires")
-    assert found.keys() == {"SickbayWatchdog", "SickbayCertificateExpires"}
+    # On a busy machine two answers may be late, which are absent ones.
+    assert found.keys() - {"SickbayAbsent"} == {"SickbayWatchdog", "SickbayCertificateExpires"}
     assert "ends in 1d 2" in found["SickbayCertificateExpires"]["summary"]
     line: list[str | Path] = ["--nodes", "3", "--aggregator", aggregator.address]
     line += ["--ca-file", authority.certificate]
@@ -208,8 +209,7 @@ def test_the_shipped_alerts_fire_when_faults_are_injected(
             watcher.until_value(series, number)
         for query in QUERIES:  # an expression that is none is refused
             watcher.query(chosen(query))
-        [quarantines] = watcher.query(chosen(scoped("sum(sickbay_quarantines)")))
-        assert quarantines["value"][1] == "1"
+        watcher.until_value(chosen(scoped("sum(sickbay_quarantines)")), 1)
         # The first of the day: its series began at 0.
         watcher.until_value("sum(sickbay:quarantine_causes:increase_1d) > bool 0", 1)
         sickbay("stop", "--local", str(aggregator.database), "--reason", "a drill")
