@@ -166,7 +166,7 @@ class WorkQueue:
             except Exception:
                 log.exception(
                     "evaluation of a node raised an unexpected error",
-                    extra={"event": "step.error", "node": node_state.node},
+                    extra={"event": "evaluation.error", "node": node_state.node},
                 )
                 work.queue()  # the other nodes of this turn are evaluated all the same
             if self._needs_step(node_state):
