@@ -1,8 +1,8 @@
 """Admission: never over a limit, for any proposals, in any order and number."""
 
-import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,6 @@ from aggregator.quarantine.decide.admission_record import (
     Entry,
     Rebuilt,
     Record,
-    RecordSerializer,
     RecordUnreadable,
     dump_record,
     parse_record,
@@ -175,14 +174,12 @@ def test_what_holds_a_proposal_is_named_with_its_value(
         assert held.reason
 
 
-@given(st.lists(records, max_size=4))
-def test_a_records_text_is_the_same_whatever_was_written_before(written: list[Record]) -> None:
-    scribe = RecordSerializer()
-    for record in written:
-        text = scribe.dump(record)
-        assert text == dump_record(record)
-        assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
-        assert parse_record(text) == record
+@given(records)
+def test_a_records_text_has_all_of_it_in_one_order(record: Record) -> None:
+    text = dump_record(record)
+    assert parse_record(text) == record
+    backwards = dict(reversed([*record.entries.items()]))
+    assert dump_record(replace(record, entries=backwards)) == text
 
 
 def test_a_query_for_a_node_in_quarantine_holds_no_other_node() -> None:
@@ -686,7 +683,7 @@ def test_forgetting_takes_out_these_and_no_other(record: Record, nodes: list[str
 def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
     record: Record, entries: list[Entry]
 ) -> None:
-    late = [replace(one, at=99.0) for one in entries]
+    late = [msgspec.structs.replace(one, at=99.0) for one in entries]
     after = record.enter(late, "h")
     for name, known in record.entries.items():
         assert after.entries[name].at == known.at
@@ -703,9 +700,16 @@ def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
         ("nonsense", "it is no JSON: Expecting value, line 1, column 1"),
         ('{"entries": {},\n "admissions": [],,', "it is no JSON: .*, line 2, column 19"),
         ("null", "not as sickbay writes it"),
-        ('{"entries": {}, "admissions": 3, "policyHash": ""}', "not as sickbay writes it"),
-        ('{"entries": {"n1": {}}, "admissions": [], "policyHash": ""}', "'incident' is missing"),
-        ('{"entries": [], "admissions": [], "policyHash": ""}', "not as sickbay writes it"),
+        ('{"entries": [], "admissions": 3, "policy_hash": ""}', "not as sickbay writes it"),
+        ('{"entries": [{}], "admissions": [], "policy_hash": ""}', "'node' is missing in it"),
+        (
+            '{"entries": [{"node": "n1"}], "admissions": [], "policy_hash": ""}',
+            "missing required field `incident`",
+        ),
+        (
+            '{"entries": {"n1": {}}, "admissions": [], "policy_hash": ""}',
+            "not as sickbay writes it",
+        ),
     ],
 )
 def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(
@@ -716,7 +720,7 @@ def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(
 
 
 def test_a_record_from_before_there_were_cooldowns_is_read() -> None:
-    text = '{"entries": {}, "admissions": [[1.5, ""]], "policyHash": "h", "version": 1}'
+    text = '{"entries": [], "admissions": [[1.5, ""]], "policy_hash": "h"}'
     assert parse_record(text) == Record({}, ((1.5, ""),), "h")
 
 
@@ -727,7 +731,8 @@ def test_a_record_stays_small_whatever_happens() -> None:
     assert len(record.cooldowns) == MOST_COOLDOWNS
     assert FLEET in record.cooldowns
     for number in range(2 * MOST_ADMISSIONS // 1000):
-        entries = [replace(entry(f"n{number}-{n}"), at=1.7e9 + n / 7) for n in range(1000)]
+        made = (entry(f"n{number}-{n}") for n in range(1000))
+        entries = [msgspec.structs.replace(one, at=1.7e9 + n / 7) for n, one in enumerate(made)]
         record = record.enter(entries, "h").forget_nodes(entries)
     assert len(record.admissions) == MOST_ADMISSIONS
     assert len(dump_record(record).encode()) < 200 * 1024

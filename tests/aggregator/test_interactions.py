@@ -356,7 +356,7 @@ async def test_a_drain_that_waits_for_a_budget_writes_only_when_it_was_last_read
 @pytest.mark.parametrize("at", ["1" + "0" * 400, "[" * 100_000])
 def test_a_record_that_makes_no_sense_is_said_to_make_none(at: str) -> None:
     with pytest.raises(RecordUnreadable):
-        parse_record('{"entries":{},"policyHash":"","admissions":[' + at + "]}")
+        parse_record('{"entries":[],"policy_hash":"","admissions":[' + at + "]}")
 
 
 async def test_a_force_whose_quarantine_is_taken_away_past_its_finalizer_is_over() -> None:

@@ -414,7 +414,7 @@ def test_a_rebuilt_record_has_what_stands_and_forgets_no_admission_and_no_cooldo
 
 
 def test_a_record_of_before_generations_is_read_as_the_first() -> None:
-    older = '{"admissions":[],"cooldowns":{},"entries":{},"policyHash":"p","version":1}'
+    older = '{"admissions":[],"cooldowns":{},"entries":[],"policy_hash":"p"}'
     assert (parse_record(older).generation, parse_record(older).rebuilt) == (0, None)
     assert RecordText("", "").uid == ""
 

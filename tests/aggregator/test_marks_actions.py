@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from aggregator.cluster.node_names import APPLIED, LABEL, OVERRULED, is_marked
@@ -271,7 +272,7 @@ async def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_a
     assert bench.forgotten == [ENTRY]
     assert [node_state.decision.hold] == [None]
     assert bench.kinds() == []
-    bench.entries["n1"] = replace(ENTRY, incident="")
+    bench.entries["n1"] = msgspec.structs.replace(ENTRY, incident="")
     del bench.world.nodes["n1"]
     await bench.adopter.forget_node(node_state, "x")
     assert bench.kinds() == ["quarantine.released"]

@@ -20,7 +20,7 @@ from aggregator.cluster.port import UNGUARDED, Action, QuarantineSpec
 from aggregator.quarantine.decide.admission_record import (
     Entry,
     Record,
-    RecordSerializer,
+    dump_record,
     parse_record,
 )
 from tests.bench import watcher
@@ -167,7 +167,7 @@ async def _admit(cluster: KubeCluster, specs: Mapping[str, QuarantineSpec]) -> N
     ]
     record = parse_record(known.text)
     record = record.enter(entries, record.policy_hash)
-    text = RecordSerializer().dump(replace(record, generation=record.generation + 1))
+    text = dump_record(replace(record, generation=record.generation + 1))
     await cluster.write_record(text, known.version, guard=UNGUARDED)
 
 

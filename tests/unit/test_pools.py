@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,7 +177,7 @@ def test_a_node_that_changed_its_pool_counts_in_both() -> None:
     record = Record().enter([entry], "h")
     outcome = ask(record, facts, proposal("n2", "a"), proposal("n3", "b"))
     assert not outcome.admitted
-    again = record.enter([replace(entry, policy_pool="b")], "h")
+    again = record.enter([msgspec.structs.replace(entry, policy_pool="b")], "h")
     assert again.entries["n1"].policy_pool == "a", "entered again it stays where it was admitted"
 
 
@@ -290,8 +291,9 @@ def test_no_interleaving_passes_a_limit_of_a_pool_or_of_the_fleet(
 def test_a_record_without_pools_names_none() -> None:
     record = Record().enter([Entry("n1", "i", "p", "drain", 1.0)], "h")
     assert dump_record(record) == (
-        '{"admissions":[[1.0,""]],"cooldowns":{},"entries":{"n1":{"action":"drain","at":1.0,'
-        '"incident":"i","pool":"p"}},"generation":0,"policyHash":"h","version":1}'
+        '{"admissions":[[1.0,""]],"cooldowns":{},"entries":[{"node":"n1","incident":"i",'
+        '"pool":"p","action":"drain","at":1.0}],"generation":0,"operations":[],"past_repairs":{},'
+        '"policy_hash":"h","rebuilt":null}'
     )
 
 

@@ -43,10 +43,10 @@ from aggregator.quarantine.decide.admission_record import (
     Known,
     Rebuilt,
     Record,
-    RecordSerializer,
     RecordUnreadable,
     RunningOperation,
     discontinuity,
+    dump_record,
     entry_of,
     has_begun,
     parse_record,
@@ -130,7 +130,6 @@ class AdmissionRecordWriter:
         self._text: str | None = None
         #: The text being written, and its record: its watch event may come before the answer.
         self._writing: tuple[str, Record] | None = None
-        self._scribe = RecordSerializer()
         self._waiting: list[_Request] = []
         #: Writes what waits, or None before the first request.
         self.writing: asyncio.Task[None] | None = None
@@ -464,7 +463,7 @@ class AdmissionRecordWriter:
         an operation, by what was known before its pause: with operations that have ended since.
         """
         record = replace(record, generation=record.generation + 1)
-        text, before = self._scribe.dump(record), self._stored
+        text, before = dump_record(record), self._stored
         self._writing = (text, record)
         guard = Guard(self.switch.check_meanwhile if admits else self.switch.check_place)
         try:

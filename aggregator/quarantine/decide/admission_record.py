@@ -12,8 +12,10 @@ begun is void: in the rebuilt record only nodes whose Quarantine is in force hav
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
+
+import msgspec
 
 from aggregator.cluster.port import Phase, Quarantine, QuarantineSpec
 from aggregator.policy.repairs import TEST
@@ -23,12 +25,7 @@ class RecordUnreadable(Exception):
     """The record can't be parsed. No node is admitted until a person fixes it."""
 
 
-#: One encoder: to make it costs more than most of what it writes.
-_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One admitted node. ``incident`` is empty for a quarantine that was made by hand.
 
     ``pool`` is the value of ``limits.pool_label``, ``policy_pool`` the pool of the section
@@ -113,8 +110,7 @@ class RunningOperation:
         return self.node == other.node and self.is_node_test is other.is_node_test
 
 
-@dataclass(frozen=True, slots=True)
-class PastRepair:
+class PastRepair(NamedTuple):
     """One attempt on a node, by whatever quarantine. ``at`` is when it was reserved."""
 
     at: float
@@ -171,7 +167,8 @@ class Record:
             else:
                 # A node that has moved to another pool stays counted where it was admitted.
                 pool = known.policy_pool or entry.policy_pool
-                in_force[entry.node] = replace(entry, at=known.at, policy_pool=pool)
+                changed = msgspec.structs.replace(entry, at=known.at, policy_pool=pool)
+                in_force[entry.node] = changed
         admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
         return replace(self, entries=in_force, admissions=admissions, policy_hash=policy_hash)
 
@@ -308,73 +305,23 @@ def _give_back(cooldowns: dict[str, Cooldown], ident: str) -> None:
         del cooldowns[ident]
 
 
+#: The parts of the text that are lists, and the field that is the key of each item in the record.
+_KEYS = {"entries": "node", "operations": "operation"}
+_NEEDED = ("entries", "admissions", "policy_hash")
+
+
 def parse_record(text: str) -> Record:
     """Read a record. An empty text is an empty record. Raises `RecordUnreadable`."""
     if not text:
         return Record()
     try:
         data = json.loads(text)
-        entries = {
-            name: Entry(
-                node=name,
-                **{key: str(entry[key]) for key in ("incident", "pool", "action")},
-                at=float(entry["at"]),
-                policy_pool=str(entry.get("policyPool", "")),
-            )
-            for name, entry in data["entries"].items()
-        }
-        admissions = tuple((float(at), str(pool)) for at, pool in data["admissions"])
-        cooldowns = {
-            str(ident): Cooldown(
-                float(one["at"]),
-                str(one["because"]),
-                int(one["spare"]) if one.get("spare") is not None else None,
-            )
-            for ident, one in data.get("cooldowns", {}).items()
-        }
-        rebuilt = data.get("rebuilt")
-        return Record(
-            entries,
-            admissions,
-            str(data["policyHash"]),
-            cooldowns,
-            int(data.get("generation", 0)),
-            Rebuilt(float(rebuilt["at"]), str(rebuilt["because"]), str(rebuilt["uid"]))
-            if rebuilt
-            else None,
-            {
-                str(node): tuple(
-                    PastRepair(float(at), str(repair), str(operation))
-                    for at, repair, operation in attempts
-                )
-                for node, attempts in data.get("pastRepairs", {}).items()
-            },
-            _read_operations(data.get("operations", {})),
-        )
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+        parts = {**data, **{name: data[name] for name in _NEEDED}}
+        for name, key in _KEYS.items():
+            parts[name] = {one[key]: one for one in parts.get(name, ())}
+        return msgspec.convert(parts, Record)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise RecordUnreadable(_what(error)) from error
-
-
-def _read_operations(found: Mapping[str, Mapping[str, Any]]) -> dict[str, RunningOperation]:
-    return {
-        str(operation): RunningOperation(
-            node=str(one["node"]),
-            operation=str(operation),
-            kind=str(one["kind"]),
-            at=float(one["at"]),
-            until=float(one["until"]),
-            pool=str(one.get("pool", "")),
-            domains=tuple(str(domain) for domain in one.get("domains", ())),
-        )
-        for operation, one in found.items()
-    }
 
 
 def _what(error: Exception) -> str:
@@ -388,80 +335,12 @@ def _what(error: Exception) -> str:
             return f"it is not as sickbay writes it: {str(error)[:_MOST_TEXT]}"
 
 
-class RecordSerializer:
-    """Serializes one record after the other, encoding only entries that the last one did not have.
-
-    The same record gives the same text, whatever was written before it.
-    """
-
-    def __init__(self) -> None:
-        self._entries: Mapping[str, Entry] = {}
-        #: Their names in order, and the text of each.
-        self._names: list[str] = []
-        self._lines: dict[str, str] = {}
-        self._admissions: dict[tuple[float, str], str] = {}
-
-    def _encode_entries(self, entries: Mapping[str, Entry]) -> str:
-        before, self._entries, lines = self._entries, entries, self._lines
-        for name, entry in entries.items():
-            known = before.get(name)
-            # Nearly all are the same objects: comparing thousands by value takes long.
-            if known is not entry and known != entry:
-                lines[name] = _line(entry)
-        if before.keys() != entries.keys():
-            for name in before.keys() - entries.keys():
-                del lines[name]
-            kept = [name for name in self._names if name in entries]
-            self._names = sorted([*kept, *(entries.keys() - before.keys())])
-        return ",".join([lines[name] for name in self._names])
-
-    def dump(self, record: Record) -> str:
-        """The record's text: JSON, all keys in order."""
-        cooldowns = {
-            ident: {name: value for name, value in asdict(one).items() if value is not None}
-            for ident, one in record.cooldowns.items()
-        }
-        known = self._admissions
-        self._admissions = {one: known.get(one) or _json(one) for one in record.admissions}
-        admissions = ",".join([self._admissions[one] for one in record.admissions])
-        entries = self._encode_entries(record.entries)
-        rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
-        operations, past = _operations(record)
-        return (
-            f'{{"admissions":[{admissions}],"cooldowns":{_json(cooldowns)},'
-            f'"entries":{{{entries}}},"generation":{record.generation},'
-            f'{operations}{past}"policyHash":{_json(record.policy_hash)},{rebuilt}"version":1}}'
-        )
-
-
-def _operations(record: Record) -> tuple[str, str]:
-    """The keys ``operations`` and ``pastRepairs``; empty where there are none."""
-    running = {
-        operation: {name: value for name, value in asdict(one).items() if value}
-        for operation, one in record.operations.items()
-    }
-    for one in running.values():
-        del one["operation"]
-    past = {
-        node: [[one.at, one.repair, one.operation] for one in attempts]
-        for node, attempts in record.past_repairs.items()
-    }
-    return (
-        f'"operations":{_json(running)},' if running else "",
-        f'"pastRepairs":{_json(past)},' if past else "",
-    )
-
-
 def dump_record(record: Record) -> str:
-    """The record's text; the same record gives the same text."""
-    return RecordSerializer().dump(record)
-
-
-def _line(entry: Entry) -> str:
-    value = {key: getattr(entry, key) for key in ("incident", "pool", "action", "at")}
-    if entry.policy_pool:
-        value["policyPool"] = entry.policy_pool
-    return _json({entry.node: value})[1:-1]
+    """The record's text: JSON, all keys in order. The same record gives the same text."""
+    parts = {one.name: getattr(record, one.name) for one in fields(record)}
+    for name in _KEYS:
+        parts[name] = [parts[name][key] for key in sorted(parts[name])]
+    return msgspec.json.encode(parts, order="deterministic").decode()
 
 
 @dataclass(frozen=True, slots=True)
