@@ -9,17 +9,18 @@ was removed, or that has failed, leaves its marks behind.
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from aggregator.cluster.port import Node
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import Duration, LabelKey
-from aggregator.quarantine.decide.node_marks import DO_NOT_DISRUPT, own_annotations
+from aggregator.policy.shipped_yaml import read_shipped_file
+from aggregator.quarantine.decide.node_marks import own_annotations
 from aggregator.rfc3339 import span
 
-_HOUR, _DAY = 3600.0, 86400.0
 #: How the reason begins where a mark is older than it is valid.
 STALE = "a mark of another tool is stale"
 
@@ -63,7 +64,7 @@ class OthersMark(SectionDataclass):
     """``all``: no step begins. ``eviction``: the node is cordoned, and its pods stay. ``nothing``:
     the mark is ignored.
     """
-    believed_for: Duration = _DAY
+    believed_for: Duration = 86400.0
     """After this long the mark is stale. ``"0s"``: it is valid without end."""
     timed: bool = False
     """Its value is the Unix time since when it counts."""
@@ -85,61 +86,6 @@ class OthersMark(SectionDataclass):
         return f"{STALE}, older than {span(self.believed_for)}: {self.describe(value)}"
 
 
-_UPGRADE_IDLE = ("", "unknown", "upgrade-required", "upgrade-done", "upgrade-failed")
-#: Karpenter's taints may stay as long as pods that it drains have grace: days.
-_SHIPPED = (
-    OthersMark(
-        MarkKind.TAINT,
-        "ToBeDeletedByClusterAutoscaler",
-        believed_for=_HOUR,
-        timed=True,
-        reason="the autoscaler is removing it",
-    ),
-    OthersMark(MarkKind.TAINT, "karpenter.sh/disrupted", reason="Karpenter is removing it"),
-    OthersMark(MarkKind.TAINT, "karpenter.sh/disruption", reason="Karpenter is removing it"),
-    OthersMark(
-        MarkKind.TAINT,
-        "node.cloudprovider.kubernetes.io/shutdown",
-        believed_for=0.0,
-        reason="the cloud has shut it down",
-    ),
-    OthersMark(
-        MarkKind.TAINT,
-        "node.kubernetes.io/out-of-service",
-        believed_for=0.0,
-        reason="it was declared out of service",
-    ),
-    OthersMark(
-        MarkKind.LABEL,
-        "nvidia.com/gpu-driver-upgrade-state",
-        idle_values=_UPGRADE_IDLE,
-        reason="its GPU driver is being upgraded",
-    ),
-    OthersMark(
-        MarkKind.LABEL,
-        "nvidia.com/mig.config.state",
-        values=("pending", "rebooting"),
-        reason="its MIG configuration is being changed",
-    ),
-    OthersMark(
-        MarkKind.LABEL,
-        "remediation.medik8s.io/exclude-from-remediation",
-        values=("true",),
-        believed_for=0.0,
-        reason="it is excluded from remediation",
-    ),
-    # It forbids voluntary disruption, and a NodePool's template gives it to all of its nodes.
-    OthersMark(
-        MarkKind.ANNOTATION,
-        DO_NOT_DISRUPT,
-        values=("true",),
-        forbids=Forbids.EVICTION,
-        believed_for=0.0,
-        reason="it is not to be disrupted",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class MaintenanceRules(SectionDataclass):
     """The section ``maintenance``: ``marks`` are added to the shipped ones, and replace those of
@@ -154,7 +100,14 @@ class MaintenanceRules(SectionDataclass):
     def all_marks(self) -> tuple[OthersMark, ...]:
         """A site's marks, then the shipped ones that it does not replace."""
         own = {(one.kind, one.key) for one in self.marks}
-        return (*self.marks, *(one for one in _SHIPPED if (one.kind, one.key) not in own))
+        return (*self.marks, *(one for one in _shipped() if (one.kind, one.key) not in own))
+
+
+@cache
+def _shipped() -> tuple[OthersMark, ...]:
+    """marks.yaml is a section ``maintenance`` like a site's."""
+    section = read_shipped_file("aggregator.quarantine.decide", "marks.yaml")
+    return TypeAdapter(MaintenanceRules).validate_python(section).marks
 
 
 def claims_on(node: Node, marks: tuple[OthersMark, ...]) -> Iterator[tuple[OthersMark, str]]:
