@@ -251,7 +251,7 @@ def for_quarantine(
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
         return "No step is needed yet: it is under way."
     repair = status.repair
-    busy = [one.repair for one in repair.attempts if one.state in BUSY] if repair else []
+    busy = [one.repair for one in repair.attempts if one.state in BUSY]
     if busy:
         return (
             f"No step is needed yet: {busy[-1]} is under way. To take it back: "
@@ -263,15 +263,15 @@ def for_quarantine(
     if not remedy:
         return _for_no_evidence(node, repair, how)
     sentence = remedy[0].upper() + remedy[1:]
-    if repair is not None and repair.exhausted:
+    if repair.exhausted:
         sentence = f"sickbay repairs it no further (sickbay repair {node}{how}). {sentence}"
     return (
         f"{sentence}; it is released once it has stayed well. Sooner: sickbay release {node}{how}"
     )
 
 
-def _for_no_evidence(node: str, repair: RepairStatus | None, how: str) -> str:
-    if repair is not None and repair.exhausted and is_about_tests(repair):
+def _for_no_evidence(node: str, repair: RepairStatus, how: str) -> str:
+    if repair.exhausted and is_about_tests(repair):
         return (
             f"A person decides on it: sickbay repair {node}{how}. To give it back: "
             f"sickbay release {node}{how}"

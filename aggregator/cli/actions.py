@@ -216,9 +216,9 @@ def released(node: str, spec: QuarantineSpec) -> str:
     )
 
 
-def order_open(node: str, repair: RepairStatus | None) -> str:
+def order_open(node: str, repair: RepairStatus) -> str:
     """The order that a release meets; empty: none."""
-    for one in repair.attempts if repair is not None else ():
+    for one in repair.attempts:
         if one.state in BUSY:
             return (
                 f"{node}: {clean(one.repair)} was ordered at {write_time(one.began_at)} and has no "

@@ -70,9 +70,9 @@ def quarantine_answer(found: Quarantine) -> dict[str, Any]:
     }
 
 
-def _repair(found: RepairStatus | None) -> dict[str, Any] | None:
+def _repair(found: RepairStatus) -> dict[str, Any] | None:
     """Without the mode, the ladder and the repairers, which the aggregator's configuration has."""
-    if found is None:
+    if found == RepairStatus():
         return None
     return {
         "mode": "",

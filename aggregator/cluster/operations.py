@@ -17,7 +17,6 @@ from aggregator.cluster.port import (
     Quarantine,
     RepairAttempt,
     RepairState,
-    RepairStatus,
     is_older,
 )
 from aggregator.policy.repairs import TEST
@@ -202,7 +201,7 @@ def with_attempts(quarantine: Quarantine, operations: Iterable[Operation]) -> Qu
         if _may_begin(one, quarantine)
     )
     status = quarantine.status
-    known = status.repair or RepairStatus()
+    known = status.repair
     if (attempts, requests) == (known.attempts, known.requests):
         return quarantine
     repair = replace(known, attempts=attempts, requests=requests)

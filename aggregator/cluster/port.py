@@ -544,10 +544,8 @@ class QuarantineStatus:
     blockers: tuple[Blocker, ...] = ()
     #: The changes of our marks on the node with ``node_uid``, or None if not marked, or not known.
     applied: AppliedChanges | None = None
-    #: Our marks that are missing, or were set again, or None if no mark ever was missing.
-    marks: MarksStatus | None = None
-    #: The repairs of the node, or None while none was attempted or held.
-    repair: RepairStatus | None = None
+    marks: MarksStatus = MarksStatus()
+    repair: RepairStatus = RepairStatus()
     #: The generation of the spec that this status is about, and what follows from both for others.
     observed_generation: int = 0
     conditions: tuple[ObjectCondition, ...] = ()

@@ -88,7 +88,7 @@ def _conditions(
     reason = ("Overruled" if status.overruled else "CauseOver") if going else "InForce"
     yield RELEASING, (going, reason, status.released_because if going else "")
     repair = status.repair
-    if repair is not None and (repair.attempts or repair.held or repair.exhausted):
+    if repair.attempts or repair.held or repair.exhausted:
         yield REPAIRED, _repaired(spec, repair)
     # Ready: the node is as the spec requires. Stalled: a person has to act. Else it is on its way.
     last = tainted if spec.action is not Action.DRAIN or not tainted[0] else drained
@@ -104,7 +104,6 @@ def _conditions(
 
 def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> _Found:
     phase = status.phase
-    missing = status.marks.missing if status.marks is not None else ()
     if phase is Phase.INVALID:
         return False, "Invalid", status.message
     if phase is Phase.RELEASING:
@@ -113,7 +112,7 @@ def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> _Foun
         return False, "NodeAbsent", f"the cluster has no node {node}"
     if phase not in _MARKED:
         return False, "Pending", f"node {node} is not marked yet"
-    if "taint" in missing:
+    if "taint" in status.marks.missing:
         return False, "TaintRemoved", f"the taint was removed from node {node}"
     value = status.applied.value if status.applied is not None else ""
     return True, "Marked", f"node {node} is tainted for {value or spec.kind}"

@@ -288,7 +288,7 @@ def quarantine(
         blockers=[models.shape_of(models.Blocker, one) for one in status.blockers],
         release_held=node_summary.quarantine_view.release_held or status.release_held,
         unmarked=unmarked(node_summary, found),
-        unmarked_since=wall_time(status.marks.since) if status.marks is not None else None,
+        unmarked_since=wall_time(status.marks.since),
         in_record=node_summary.work.in_record,
         agent=agent(node_summary),
         last_error=node_summary.work.last_error,
@@ -308,11 +308,10 @@ def quarantine(
 def unmarked(node_summary: NodeSummary, found: port.Quarantine) -> str:
     """Which of our marks the node lacks, and how often they were set again; empty: it has all."""
     marks = found.status.marks
-    missing = node_summary.quarantine_view.missing or (marks.missing if marks is not None else ())
+    missing = node_summary.quarantine_view.missing or marks.missing
     if not missing:
         return ""
-    times = marks.restored if marks is not None else 0
-    again = f"; set again {times} times before" if times else ""
+    again = f"; set again {marks.restored} times before" if marks.restored else ""
     return f"the node lacks {describe_missing(missing, found.status.applied)}{again}"
 
 

@@ -25,9 +25,8 @@ def repair(
     ever was. ``now`` is wall clock seconds, and ``awaited`` as for `RepairPlan.waits`.
     """
     status = found.status.repair
-    if status is None and plan.is_off:
+    if status == RepairStatus() and plan.is_off:
         return None
-    status = status or RepairStatus()
     return models.Repair(
         mode=plan.rules.mode.value,
         ladder=list(plan.ladder(found.spec)),

@@ -549,7 +549,7 @@ class ControllerWorld(RuleBasedStateMachine):
                 continue
             assert one.status.node_uid == node.uid, one
             if node.unschedulable:
-                told = one.status.marks.missing if one.status.marks is not None else ()
+                told = one.status.marks.missing
                 view = node_state.quarantine_view
                 assert view.lacks(node, one) == told == view.missing, (one, node)
 

@@ -109,7 +109,7 @@ class Site:
 
     def is_exhausted(self, name: str = "n1") -> bool:
         found = self.world.quarantines.get(name)
-        return bool(found and found.status.repair and found.status.repair.exhausted)
+        return bool(found and found.status.repair.exhausted)
 
     def is_released(self) -> bool:
         """It was in quarantine, and is not any more."""

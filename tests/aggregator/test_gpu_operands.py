@@ -177,11 +177,7 @@ async def test_the_reset_is_ordered_when_the_operands_are_gone_and_they_run_agai
 async def test_while_the_operands_go_their_pods_are_named() -> None:
     site = GpuSite(stays=True)
     await site.runs_until(
-        lambda: (
-            site.world.quarantines
-            and (repair := site.quarantine().status.repair)
-            and "nvidia-dcgm" in repair.held
-        )
+        lambda: site.world.quarantines and "nvidia-dcgm" in site.quarantine().status.repair.held
     )
     assert site.repaired == []
     # They never go. The agent has the last word about a GPU in use.

@@ -203,8 +203,7 @@ def loses_its_marks(replica: Replica, world: World) -> None:
 
 async def _grace_passes(replica: Replica, world: World) -> bool:
     def shows_missing_marks() -> bool:
-        marks = world.quarantines["n1"].status.marks
-        return marks is not None and bool(marks.missing)
+        return bool(world.quarantines["n1"].status.marks.missing)
 
     with contextlib.suppress(AssertionError):  # the process that died had set them again already
         await until(shows_missing_marks)
@@ -216,7 +215,7 @@ async def has_its_marks_again(world: World) -> None:
     def settled() -> bool:
         node, marks = world.nodes["n1"], world.quarantines["n1"].status.marks
         whole = REMOVED in node.annotations and is_marked(node)
-        return whole and (marks is None or not marks.missing)
+        return whole and not marks.missing
 
     await until(settled)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Phase, QuarantineSpec
+from aggregator.cluster.port import Action, Phase, QuarantineSpec, RepairStatus
 from aggregator.quarantine.settings import ReconcilerRules, Settings
 from tests.aggregator.repair_site import ILL, POLICY, WELL
 from tests.support.memory_cluster import MemoryCluster, World
@@ -49,7 +49,7 @@ async def test_a_fault_is_marked_and_released_without_what_is_left_out(left_out:
     assert bool(shop.orders) == (left_out in ("", "publish"))
     assert bool(world.events) == (left_out in ("", "operations"))
     if left_out in ("drain", "operations"):
-        assert world.quarantines["n1"].status.repair is None
+        assert world.quarantines["n1"].status.repair == RepairStatus()
         world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))
         replica.agent("n1", WELL, boot_id="boot-2")
     await soon(lambda: not world.quarantines, within=HOUR)

@@ -67,7 +67,6 @@ def written_by_two(stores: Iterable[ClusterStore]) -> None:
         store.write_quarantine(quarantine),
     ):
         assert read is not None
-        assert read.status.repair is not None
         assert [one.operation for one in read.status.repair.attempts] == ["n1-1"]
     with pytest.raises(Conflict):
         first.drop(made)

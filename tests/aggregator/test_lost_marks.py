@@ -25,7 +25,6 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
 from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.memory_cluster import World
-from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time, loop_time
@@ -95,8 +94,7 @@ async def drained(world: World, **how: object) -> Replica:
 
 
 def missing(world: World) -> set[str]:
-    marks = world.quarantines["n1"].status.marks
-    return set(marks.missing) if marks is not None else set()
+    return set(world.quarantines["n1"].status.marks.missing)
 
 
 @pytest.mark.parametrize(("removed", "names"), REMOVALS.values(), ids=REMOVALS)
@@ -122,7 +120,6 @@ async def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_afte
     assert now.uid == first.uid
     assert now.status.phase is Phase.DRAINED
     assert now.status.applied == first.status.applied
-    assert now.status.marks is not None
     assert now.status.marks.restored == 1
     assert not node_summary.quarantine_view.missing
     assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
@@ -204,8 +201,7 @@ async def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() ->
     world.set_node(before)
     await until(lambda: not missing(world), within=10)
     assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
-    marks = world.quarantines["n1"].status.marks
-    assert marks is None or marks.restored == 0
+    assert world.quarantines["n1"].status.marks.restored == 0
 
 
 async def test_a_tool_that_removes_and_adds_marks_ten_times_a_second_costs_few_requests() -> None:
@@ -270,7 +266,7 @@ async def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count()
     await until(lambda: not missing(world))
     await replica.stop()
     again = await Replica(world, clock=Running()).ready()
-    marks = present(world.quarantines["n1"].status.marks)
+    marks = world.quarantines["n1"].status.marks
     assert marks.restored == 1
     await again.stop()
 

@@ -63,7 +63,7 @@ async def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_i
     node_state.quarantine_view.missing = ()
     await bench.restorer.report(node_state, bench.now())
     status = bench.now().status
-    assert [status.marks] == [None]
+    assert status.marks == MarksStatus()
     assert status.message == "n1 is tainted and unschedulable"
     assert bench.kinds()[2:] == ["quarantine.marks_restored"]
     assert "another tool or person has set them again: taint" in bench.notes.transitions[2].summary

@@ -501,7 +501,7 @@ async def test_a_node_is_marked_only_while_that_is_still_to_be_done(
         assert status.admitted_at == status.cordoned_at > 0
         assert status.node_uid == "uid-n1"
         assert status.applied is not None
-        assert status.marks is None
+        assert status.marks == MarksStatus()
 
 
 async def test_a_mark_keeps_the_time_of_an_admission_that_is_known(bench: Bench) -> None:

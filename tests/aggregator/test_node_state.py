@@ -253,7 +253,7 @@ def test_the_deletion_of_the_last_operation_is_news_at_the_same_version() -> Non
     node_state.quarantine_view.quarantine = quarantine(version="5", repair=ordered)
     assert node_state.is_news(quarantine(version="5", repair=cancelled))
     assert not node_state.is_news(quarantine(version="4", repair=cancelled))
-    for stale in (ordered, None, RepairStatus()):  # an event that is behind our own write
+    for stale in (ordered, RepairStatus()):  # an event that is behind our own write
         assert not node_state.is_news(quarantine(version="5", repair=stale))
     other = RepairStatus(attempts=(replace(attempt, operation="before", deleted=True),))
     assert not node_state.is_news(quarantine(version="5", repair=other))

@@ -263,6 +263,9 @@ def messages(world: World) -> dict[str, str]:
     return {name: one.status.message for name, one in world.operations.by_name.items()}
 
 
+NONE = RepairStatus()
+
+
 async def reported(world: World, fleet: FleetState) -> dict[str, str]:
     """The messages after one round."""
     clocks = Clocks(lambda: 0.0, lambda: NOW)
@@ -270,7 +273,7 @@ async def reported(world: World, fleet: FleetState) -> dict[str, str]:
     return messages(world)
 
 
-def fleet_of(repair: RepairStatus | None = None, *kinds: str) -> FleetState:
+def fleet_of(repair: RepairStatus = NONE, *kinds: str) -> FleetState:
     summary = NodeSummary("n1")
     status = QuarantineStatus(Phase.DRAINED, repair=repair)
     summary.quarantine_view.write(replace(STANDING, status=status))

@@ -27,7 +27,6 @@ def test_the_pod_of_the_test_under_way_is_no_work(state: RepairState) -> None:
     ("pod", "repair", "namespace"),
     [
         (TEST, status(), ""),  # no repairer has pods
-        (TEST, None, "tests"),
         (TEST, RepairStatus(), "tests"),
         (TEST, status(state=RepairState.SUCCEEDED), "tests"),
         (TEST, status("gpu-reset"), "tests"),
@@ -38,6 +37,6 @@ def test_the_pod_of_the_test_under_way_is_no_work(state: RepairState) -> None:
     ],
 )
 def test_another_pod_is_work_whatever_it_says(
-    pod: Pod, repair: RepairStatus | None, namespace: str
+    pod: Pod, repair: RepairStatus, namespace: str
 ) -> None:
     assert without_own([pod], repair, namespace) == [pod]

@@ -138,7 +138,7 @@ def test_what_was_not_begun_waits_and_is_then_repeated() -> None:
 
 
 def test_the_first_rung_of_the_whole_ladder_is_the_mildest() -> None:
-    assert next_repair(None, facts(), RULES, NOW) == NextOperation(Do.ORDER, "gpu-reset")
+    assert next_repair(RepairStatus(), facts(), RULES, NOW) == NextOperation(Do.ORDER, "gpu-reset")
 
 
 @pytest.mark.parametrize(
@@ -157,16 +157,16 @@ def test_the_first_rung_of_the_whole_ladder_is_the_mildest() -> None:
 def test_verdict_history_and_what_is_configured_name_the_first_rung(
     more: dict[str, Any], first: str
 ) -> None:
-    assert next_repair(None, facts(**more), RULES, NOW).repair == first
+    assert next_repair(RepairStatus(), facts(**more), RULES, NOW).repair == first
 
 
 def test_a_node_with_too_many_attempts_gets_a_ticket_and_no_further_repair() -> None:
     past = tuple(PastRepair(NOW - 9, "gpu-reset", str(number)) for number in range(3))
-    step = next_repair(None, facts(past=past, began=NOW), RULES, NOW)
+    step = next_repair(RepairStatus(), facts(past=past, began=NOW), RULES, NOW)
     assert (step.do, step.repair) == (Do.ORDER, "ticket")
     assert "repair.attempts = 3" in step.because
     without = facts(("gpu-reset", "reboot"), past=past, began=NOW)
-    assert next_repair(None, without, RULES, NOW).do is Do.EXHAUST
+    assert next_repair(RepairStatus(), without, RULES, NOW).do is Do.EXHAUST
 
 
 @given(ladders, st.sampled_from(REPAIRS), st.floats(0, 1e9))
@@ -195,11 +195,11 @@ def test_a_failure_is_followed_by_the_next_rung_at_once() -> None:
 
 
 def test_evidence_without_a_ladder_is_a_persons() -> None:
-    assert next_repair(None, facts(()), RULES, NOW) == NextOperation(Do.NOTHING)
+    assert next_repair(RepairStatus(), facts(()), RULES, NOW) == NextOperation(Do.NOTHING)
 
 
 def test_a_ladder_without_any_repairer_says_so() -> None:
-    step = next_repair(None, facts(available={}), RULES, NOW)
+    step = next_repair(RepairStatus(), facts(available={}), RULES, NOW)
     assert step.do is Do.EXHAUST
     assert "no repairer is configured" in step.because
 
@@ -309,14 +309,13 @@ def test_attempts_that_sickbay_cannot_have_written_stop_all_repairs() -> None:
 
 
 def test_each_attempt_has_an_id_of_its_own_that_every_process_computes_alike() -> None:
-    first = operation_id("uid", None, "reboot")
-    assert first == operation_id("uid", RepairStatus(), "reboot") == "uid-1-reboot"
+    assert operation_id("uid", RepairStatus(), "reboot") == "uid-1-reboot"
     had = status(attempt("reboot", RepairState.FAILED))
     assert operation_id("uid", had, "replace") == "uid-2-replace"
 
 
 def test_busy_is_what_may_still_act() -> None:
-    assert not is_busy(None)
+    assert not is_busy(RepairStatus())
     for state in RepairState:
         assert is_busy(status(attempt("reboot", state))) == (state in BUSY)
 
@@ -696,7 +695,7 @@ def test_the_reservation_of_an_attempt_under_way_is_known_from_its_quarantine() 
     assert found.until > NOW + 600
     assert lost_reservation("n1", status(attempt("reboot", RepairState.FAILED)), "") is None
     assert lost_reservation("n1", status(attempt("ticket", RepairState.ORDERED)), "") is None
-    assert lost_reservation("n1", None, "") is None
+    assert lost_reservation("n1", RepairStatus(), "") is None
 
 
 def test_failure_domains_are_labels_that_the_node_has() -> None:

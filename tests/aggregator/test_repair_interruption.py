@@ -13,6 +13,7 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineStatus,
     RepairState,
+    RepairStatus,
     Unreachable,
 )
 from aggregator.quarantine.decide.admission_record import (
@@ -32,7 +33,6 @@ from aggregator.quarantine.repair.protocol import (
 from aggregator.runtime import recent
 from tests.aggregator.repair_site import ILL, Site, reported_ends
 from tests.support.memory_cluster import MemoryCluster
-from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT, ShopRepairer, repair_settings
 from tests.support.replica import (
     shipped_policy,
@@ -99,7 +99,7 @@ async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(how: s
     await site.settles(site.is_exhausted)
     await later(LINGERS)
     assert site.shop.orders == [ordered]
-    assert "is gone" in present(site.quarantine().status.repair).exhausted
+    assert "is gone" in site.quarantine().status.repair.exhausted
     counts = parse_record(site.world.record.text).repairs
     assert restored or counts["n1"].operation == ordered.operation
     site.shop._boot("n1")  # the boot that the order was for is not known any more
@@ -118,8 +118,8 @@ async def died_before_its_first_order() -> Site:
     site, refused = Site(), [Unreachable("503")]
     fails = {"write_operation": refused}
     site.start(fails=lambda name: next(iter(fails.get(name, ())), None))
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.repair)
-    await site.settles(lambda: present(site.quarantine().status.repair).began_at)
+    await site.settles(lambda: site.world.quarantines)
+    await site.settles(lambda: site.quarantine().status.repair.began_at)
     assert site.shop.orders == []
     await site.replica.stop()
     return site
@@ -274,7 +274,7 @@ async def test_no_order_is_sent_whose_reservation_is_gone() -> None:
     await site.settles(lambda: site.world.quarantines and site.attempts())
     await later(120)
     assert site.repaired == []
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     assert "repair.concurrent" in repair.held
 
 
@@ -311,7 +311,7 @@ async def test_an_order_that_was_perhaps_sent_counts_and_goes_again_within_the_l
     await later(120)
     assert parse_record(site.world.record.text).repairs["n1"].operation == own.operation
     assert len(site.shop.orders) == (1 if full else 2)
-    held = present(site.quarantine().status.repair)
+    held = site.quarantine().status.repair
     assert ("repair.concurrent" in held.held) is full
 
 
@@ -320,7 +320,7 @@ async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> No
     site.kinds = ()
     await site.runs_until(site.is_exhausted)
     await site.replica.stop()
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     broken = replace(repair, exhausted="", attempts=(replace_attempt(),))
     site.world.put_quarantine(
         replace(site.quarantine(), status=replace(site.quarantine().status, repair=broken))
@@ -329,7 +329,7 @@ async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> No
     site.start()
     await later(3600)
     assert site.repaired == []
-    assert "is no repair" in site.quarantine().status.repair.held  # type: ignore[union-attr]
+    assert "is no repair" in site.quarantine().status.repair.held
 
 
 class OldDefinition(MemoryCluster):
@@ -338,7 +338,9 @@ class OldDefinition(MemoryCluster):
     async def write_quarantine_status(
         self, quarantine: Quarantine, status: QuarantineStatus
     ) -> Quarantine:
-        return await super().write_quarantine_status(quarantine, replace(status, repair=None))
+        return await super().write_quarantine_status(
+            quarantine, replace(status, repair=RepairStatus())
+        )
 
 
 async def test_without_a_place_for_the_attempt_no_repair_is_ordered() -> None:
@@ -395,7 +397,9 @@ def test_death_at_any_call_of_a_repair_is_finished_by_the_next_process(
         )
         await site.stop()
         site.world.put_quarantine(
-            replace(site.quarantine(), status=replace(site.quarantine().status, repair=None))
+            replace(
+                site.quarantine(), status=replace(site.quarantine().status, repair=RepairStatus())
+            )
         )
         site.kinds = ("reboot", "ticket")
         return site, loop_time()

@@ -22,7 +22,6 @@ from tests.aggregator.repair_site import Site
 from tests.support.gpu_reports import GpuReports
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.new_node_tests import GOING, NewNodes, own_test
-from tests.support.present import present
 from tests.support.relays import replicas
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
@@ -56,7 +55,7 @@ class Ordered:
     def change_attempt(self, **changes: object) -> None:
         """Another process has changed the attempt, and no watch has reported that."""
         found = self.site.quarantine()
-        repair = present(found.status.repair)
+        repair = found.status.repair
         [attempt] = repair.attempts
         changed = replace(repair, attempts=(replace(attempt, **changes),))  # type: ignore[arg-type]
         self.change(repair=changed)
@@ -144,7 +143,7 @@ _CHANGES: list[tuple[str, Change, str]] = [
         "cancelled before",
         lambda one: one.change(
             repair=replace(
-                one.site.quarantine().status.repair,  # type: ignore[type-var]
+                one.site.quarantine().status.repair,
                 exhausted="a person ended the repairs",
                 exhausted_at=1e12,
             )
@@ -485,7 +484,7 @@ async def test_a_bmc_restarts_no_node_whose_agent_sees_a_gpu_in_use() -> None:
     site.gpu_use = agents.requests
     await site.runs_until(lambda: site.repaired == ["ticket"])
     assert site.attempts()[0] == ("reboot", RepairState.FAILED)
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     text = "a GPU of the node is in use: slurmstepd (pid 7) has /dev/nvidia0 open"
     assert repair.attempts[0].message == text
     site.check()
@@ -497,7 +496,7 @@ async def test_an_order_that_may_be_repeated_waits_for_the_end_of_the_work() -> 
     await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
     await asyncio.sleep(300)
     assert site.repaired == []
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     assert repair.held == f"reboot waits: a GPU of the node is in use: {agents.use.users[0]}"
     agents.use = GpuUse()
     await site.settles(site.is_released)
@@ -520,7 +519,7 @@ async def test_an_agent_without_an_answer_holds_up_no_bmc(agents: dict[str, Any]
         setattr(silent, name, value)
     site.gpu_use = silent.requests
     await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     note = f"whether a GPU was in use is not known: {why}" if why else ""
     assert repair.attempts[0].message == note
     await site.settles(site.is_released)

@@ -226,7 +226,7 @@ async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -
             bool(site.world.quarantines) and site.attempts()[:1] == [("reboot", RepairState.FAILED)]
         )
     )
-    attempt = site.quarantine().status.repair.attempts[0]  # type: ignore[union-attr]
+    attempt = site.quarantine().status.repair.attempts[0]
     assert attempt.message.endswith("what it left in the cluster can't be removed: may not delete")
     waited = attempt.ended_at - attempt.deadline_at
     assert 0 <= waited < (400 if state is AnswerState.NOT_SENT else 30)
@@ -448,7 +448,7 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
     site.start()
     await site.drained_by_hand()
     site.world.operations.person_requests("n1", "replace", "a1")  # nobody carries that out
-    await site.settles(lambda: site.quarantine().status.repair)
+    await site.settles(lambda: site.quarantine().status.repair.requests)
     await site.person_annotates("sickbay.dev/force", None)
     await site.settles(lambda: not site.world.quarantines)
     assert phases(site) == {"a1": "Cancelled"}

@@ -113,7 +113,7 @@ async def test_without_the_mode_no_repair_is_ordered_and_each_write_is_as_before
     after, site = await writes_of_a_drain(repair_settings(mode=mode))
     assert after == before
     assert site.repaired == []
-    assert site.quarantine().status.repair is None
+    assert site.quarantine().status.repair == RepairStatus()
     record = parse_record(site.world.record.text)
     assert (record.operations, record.past_repairs) == ({}, {})
     told = site.replica.notes.kinds("n1").count("repair.suppressed")
@@ -143,10 +143,10 @@ async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
     pod = site.world.add_pod("n1", "late")
     site.kinds = ("reboot",)
     site.world.put_quarantine(
-        replace(site.quarantine(), status=replace(site.quarantine().status, repair=None))
+        replace(site.quarantine(), status=replace(site.quarantine().status, repair=RepairStatus()))
     )
-    await site.runs_until(lambda: site.quarantine().status.repair)
-    repair = present(site.quarantine().status.repair)
+    await site.runs_until(lambda: site.quarantine().status.repair.held)
+    repair = site.quarantine().status.repair
     assert "work is still on the node: jobs/late" in repair.held
     assert site.repaired == []
     del site.world.pods[f"n1/{pod.name}"]
@@ -180,8 +180,7 @@ async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> No
     (second,) = {"n1", "n2"} - {first.node}
 
     def holds(text: str) -> bool:
-        repair = site.quarantine(second).status.repair
-        return repair is not None and text in repair.held
+        return text in site.quarantine(second).status.repair.held
 
     await site.settles(lambda: holds("concurrent"))
     site.world.add_pod(second, "late")
@@ -249,7 +248,7 @@ async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
             else False
         )
     )
-    attempt = site.quarantine().status.repair.attempts[0]  # type: ignore[union-attr]
+    attempt = site.quarantine().status.repair.attempts[0]
     assert attempt.ended_at >= attempt.deadline_at == pytest.approx(attempt.began_at + TIMEOUT)
     await site.settles(site.is_exhausted)
     assert site.repaired == ["reboot", "ticket"]
@@ -388,7 +387,9 @@ async def test_the_stop_switch_holds_an_order_and_not_its_proof() -> None:
     await other.replica.stop()
     other.world.person_stops("a fire")
     other.world.put_quarantine(
-        replace(other.quarantine(), status=replace(other.quarantine().status, repair=None))
+        replace(
+            other.quarantine(), status=replace(other.quarantine().status, repair=RepairStatus())
+        )
     )
     other.kinds = ("reboot",)
     other.start()
@@ -415,8 +416,7 @@ async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> N
     del site.world.pods[f"n1/{pod.name}"]
 
     def held() -> str:
-        repair = site.quarantine().status.repair
-        return repair.held if repair is not None else ""
+        return site.quarantine().status.repair.held
 
     await site.settles(held)
     assert held().startswith("reboot is held by limits.common_cause_percent = 50%: ")
@@ -441,8 +441,8 @@ async def test_a_person_may_have_a_node_repaired_whatever_the_fleet_has() -> Non
     await site.runs_until(lambda: site.world.quarantines)
     await site.replica.stop()
     del site.ill["n2"]  # its agent does not report to the next controller
-    await site.runs_until(lambda: (repair := site.quarantine().status.repair) and repair.held)
-    repair = present(site.quarantine().status.repair)
+    await site.runs_until(lambda: site.quarantine().status.repair.held)
+    repair = site.quarantine().status.repair
     assert "limits.quorum_percent" in repair.held
     assert site.shop.orders == []
     site.world.operations.person_requests("n1", "reboot", "by-hand")
@@ -487,7 +487,7 @@ async def test_a_repair_whose_name_a_stranger_has_leaves_its_place_to_others() -
     site.shop.boots = False
     site.start()
     await site.settles(lambda: site.world.quarantines)
-    name = operation_id(site.quarantine().uid, None, "reboot")
+    name = operation_id(site.quarantine().uid, RepairStatus(), "reboot")
     site.world.operations.person_requests("n1", "reboot", name, quarantine="another")
     await site.settles(lambda: site.quarantine().status.drained_at)
     await later(60)
@@ -556,7 +556,7 @@ async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> Non
     site.shop.answer = RepairAnswer(AnswerState.TAKEN)
     await later(120)
     assert site.shop.done == []
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     assert "work is still on the node: jobs/late" in repair.held
     del site.world.pods[f"n1/{pod.name}"]
     await site.settles(site.is_released)
@@ -578,7 +578,7 @@ async def test_work_that_comes_while_the_repair_is_reserved_holds_its_order() ->
     await site.settles(lambda: came and site.attempts())
     await later(120)
     assert site.shop.orders == []
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     assert "work is still on the node: jobs/late" in repair.held
     del site.world.pods[f"n1/{came[0]}"]
     await site.settles(site.is_released)
@@ -645,7 +645,6 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     orders = len(site.shop.orders)
     node_state = site.replica.controller.parts.registry.node_state("n1")
     known = present(node_state.quarantine)
-    assert known.status.repair is not None
     deleted = replace(known, deleting=True, version=f"{int(known.version) + 1}")
     node_state.wrote(deleted)
     case = QuarantineCase(runner._of, node_state, known)
@@ -676,7 +675,7 @@ async def test_a_repair_counts_in_the_pool_that_its_node_has_joined_since_the_la
     site.world.budget_blocks.clear()
 
     def held() -> str:
-        return (site.quarantine("n2").status.repair or RepairStatus()).held
+        return site.quarantine("n2").status.repair.held
 
     await site.settles(lambda: held() or site.attempts("n2"))
     assert ("repair.pool_concurrent" in held(), site.attempts("n2")) == (True, [])

@@ -139,12 +139,11 @@ class RepairMachine(ControllerMachine):
             last = next(
                 (
                     a
-                    for a in reversed(repair.attempts if repair else ())
+                    for a in reversed(repair.attempts)
                     if a.repair != "ticket" and a.state is not RepairState.INCONCLUSIVE
                 ),
                 None,
             )
-            assert repair is not None, one
             assert last is not None, one
             assert (last.repair, last.state) == ("test", RepairState.SUCCEEDED), one
             assert last.began_at > repair.evidence_at, one
@@ -289,9 +288,7 @@ class RepairMachine(ControllerMachine):
 
     def is_a_persons(self, quarantine: Quarantine) -> bool:
         """As before; and a node whose repairs or tests are exhausted."""
-        repair = quarantine.status.repair
-        left = repair is not None and bool(repair.exhausted)
-        return left or super().is_a_persons(quarantine)
+        return bool(quarantine.status.repair.exhausted) or super().is_a_persons(quarantine)
 
     def _settles(self) -> None:
         assert self.shop is not None

@@ -115,7 +115,7 @@ async def test_a_request_of_an_earlier_quarantine_is_not_followed_in_a_later_one
     await site.until("Exhausted")
     await later(3600)
     [order] = site.shop.orders  # the ladder's
-    attempts = present(site.world.quarantines["n1"].status.repair)
+    attempts = site.world.quarantines["n1"].status.repair
     assert [one.request for one in attempts.attempts] == [""]
     uid = site.world.quarantines["n1"].uid
     site.world.operations.person_requests("n1", "reboot", "a2", quarantine=uid)

@@ -21,7 +21,6 @@ from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.aggregator.repair_site import Site
 from tests.support.memory_cluster import MemoryCluster
-from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT
 from tests.support.replica import component, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
@@ -83,13 +82,13 @@ async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field:
     site.shop.boots = False
     await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     found = site.quarantine()
-    repair = present(found.status.repair)
+    repair = found.status.repair
     at: dict[str, Any] = {field: repair.attempts[0].began_at + 6 * 3600.0}
     ahead = replace(repair, exhausted="a person ended the repairs", **at)
     site.world.put_quarantine(replace(found, status=replace(found.status, repair=ahead)))
     site.shop._boot("n1")
     await site.settles(lambda: site.repaired == ["reboot", "test"])
-    written = present(site.quarantine().status.repair)
+    written = site.quarantine().status.repair
     assert written.attempts[-1].began_at > at[field]
     await site.settles(site.is_released)
     assert site.repaired == ["reboot", "test"]
@@ -147,7 +146,7 @@ async def test_a_node_that_fails_its_test_on_the_last_rung_is_a_persons() -> Non
     await later(3600)
     site.check()
     assert site.attempts() == [("reboot", S.SUCCEEDED), ("test", S.FAILED)]
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     assert "test standard failed" in repair.exhausted
     assert "fio: too slow" in repair.exhausted
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
@@ -159,11 +158,11 @@ async def test_tests_without_a_verdict_are_bounded_and_apart() -> None:
     site = site_that_tests(verdicts=(NOTHING,))
     await site.runs_until(site.is_exhausted)
     await later(3600)
-    tests = [one for one in site.quarantine().status.repair.attempts if one.repair == "test"]  # type: ignore[union-attr]  # there is one
+    tests = [one for one in site.quarantine().status.repair.attempts if one.repair == "test"]
     assert [one.state for one in tests] == [S.INCONCLUSIVE] * 3
     for before, after in pairwise(tests):
         assert after.began_at >= before.ended_at + 60.0
-    assert "3 tests gave no verdict" in site.quarantine().status.repair.exhausted  # type: ignore[union-attr]  # there is one
+    assert "3 tests gave no verdict" in site.quarantine().status.repair.exhausted
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
 
 
@@ -200,10 +199,10 @@ async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons
     site.world.person_stops("a look")
     await later(900)
     assert site.attempts() == [("reboot", S.SUCCEEDED)]
-    repair = present(site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
     assert "a look" in repair.held
     await site.settles(site.is_exhausted)
-    assert "within 30m" in site.quarantine().status.repair.exhausted  # type: ignore[union-attr]  # there is one
+    assert "within 30m" in site.quarantine().status.repair.exhausted
     await later(7200)
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
     site.world.person_deletes("n1")
@@ -221,7 +220,7 @@ async def test_a_test_whose_operation_is_refused_for_too_long_leaves_the_node_to
     refused.add(call)
     await later(2400)
     assert site.repaired == ["reboot"]
-    assert "exceeded quota" in present(site.quarantine().status.repair).exhausted
+    assert "exceeded quota" in site.quarantine().status.repair.exhausted
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
 
 
@@ -307,7 +306,7 @@ def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, after: b
         site.shop.verdicts = [GOING]
         await site.runs_until(lambda: len(site.repaired) == 2)
         await site.stop()
-        repair = present(site.quarantine().status.repair)
+        repair = site.quarantine().status.repair
         fresh = replace(repair, attempts=repair.attempts[:1])
         site.world.put_quarantine(
             replace(site.quarantine(), status=replace(site.quarantine().status, repair=fresh))

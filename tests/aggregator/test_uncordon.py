@@ -288,5 +288,4 @@ def is_told_schedulable(world: World) -> bool:
 
 
 def lacks_the_taint(world: World) -> bool:
-    marks = world.quarantines["n1"].status.marks
-    return marks is not None and "taint" in marks.missing
+    return "taint" in world.quarantines["n1"].status.marks.missing

@@ -27,7 +27,5 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 
 def without_operations(status: QuarantineStatus) -> QuarantineStatus:
     """The status as the object has it: attempts and requests are Operations."""
-    if status.repair is None:
-        return status
     kept = dataclasses.replace(status.repair, attempts=(), requests=())
     return dataclasses.replace(status, repair=kept)

@@ -36,8 +36,7 @@ class OperationShelf:
 
     def seed(self, quarantine: Quarantine) -> None:
         """The attempts of a test's own quarantine become its operations, and no others are."""
-        repair = quarantine.status.repair
-        attempts = repair.attempts if repair is not None else ()
+        attempts = quarantine.status.repair.attempts
         kept = {one.name for one in attempts}
         for found in list(self.by_name.values()):
             if found.status.quarantine == quarantine.uid and found.name not in kept:

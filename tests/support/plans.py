@@ -7,7 +7,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from aggregator.cluster.port import Action, Quarantine, RepairAttempt, RepairState, RepairStatus
+from aggregator.cluster.port import Action, Quarantine, RepairAttempt, RepairState
 from aggregator.policy.repairs import REPLACE
 from aggregator.quarantine.decide.admission import AdmissionView, plan_admission
 from aggregator.quarantine.decide.intent import DesiredState
@@ -148,7 +148,7 @@ def _with_attempt(now: Situation) -> Quarantine | None:
     if quarantine is None or not now.repair_busy or is_busy(quarantine.status.repair):
         return quarantine
     repair = REPLACE if now.repair_replaces else "reset-gpus"
-    before = quarantine.status.repair or RepairStatus()
+    before = quarantine.status.repair
     attempt = RepairAttempt("o", repair, RepairState.ORDERED)
     status = replace(quarantine.status, repair=replace(before, attempts=(attempt,)))
     return replace(quarantine, status=status)

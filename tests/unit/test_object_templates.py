@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.objects import ObjectResource
-from aggregator.cluster.port import Refused
+from aggregator.cluster.port import Refused, RepairStatus
 from aggregator.config.external import PLACES, OutcomeSection
 from aggregator.config.field_path import parse_field_path, read_field
 from aggregator.quarantine.decide.own_pods import OPERATION
@@ -31,7 +31,7 @@ from aggregator.repairers.template import (
 
 UID = "0b0e3a35-3f44-4a0c-9d0c-7cf8f4f1b0aa"
 ORDER = RepairOrder(
-    operation_id(UID, None, "gpu-reset"),
+    operation_id(UID, RepairStatus(), "gpu-reset"),
     *("gpu-reset", "n1", "uid-n1", "boot-1", UID, "xid:79 on GPU-1", 600.0),
     ("GPU-1", "GPU-2"),
 )

@@ -162,7 +162,6 @@ def test_an_object_of_another_name_is_a_persons_request_of_its_node() -> None:
     elsewhere, gone = request("c", node="n2"), replace(request("d"), deleting=True)
     begun = replace(request("e"), status=OperationStatus(RepairState.ORDERED, operation="q-1"))
     found = with_attempts(QUARANTINE, [own, bound, free, old, elsewhere, gone, begun])
-    assert found.status.repair is not None
     names = [one.name for one in found.status.repair.requests]
     assert (names, found.status.repair.attempts) == (["a", "b"], ())
     assert found.status.repair.requests[0] == OperationRequest("a", "test", "x", "a")
@@ -213,7 +212,6 @@ def test_a_quarantine_is_read_with_its_own_begun_operations_the_oldest_first() -
     first, second = operation(1, RepairState.FAILED), operation(2, RepairState.ORDERED)
     pending = operation(3, RepairState.PENDING)
     found = with_attempts(QUARANTINE, [second, pending, other, first])
-    assert found.status.repair is not None
     assert [one.operation for one in found.status.repair.attempts] == ["q-1-reboot", "q-2-reboot"]
     assert pending_of(QUARANTINE, [second, pending, other, first]) == [pending]
     held = replace(QUARANTINE, status=QuarantineStatus(repair=RepairStatus(held="held")))

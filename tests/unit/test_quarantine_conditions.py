@@ -313,8 +313,8 @@ STATUS = st.builds(
     release_held=TEXT,
     pods_remaining=st.one_of(st.none(), st.integers(0, 9)),
     blockers=st.lists(st.builds(Blocker, TEXT, TEXT, st.just(5.0)), max_size=5).map(tuple),
-    marks=st.sampled_from((None, MarksStatus(("taint",), 5.0))),
-    repair=st.one_of(st.none(), REPAIR),
+    marks=st.sampled_from((MarksStatus(), MarksStatus(("taint",), 5.0))),
+    repair=st.one_of(st.just(RepairStatus()), REPAIR),
 )
 
 

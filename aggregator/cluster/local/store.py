@@ -329,7 +329,7 @@ def _encode_status(status: QuarantineStatus, unread: Mapping[str, Any] = EMPTY) 
     are rows of their own.
     """
     found = {**asdict(status), **unread}
-    if status.repair is not None and "repair" not in unread:
+    if "repair" not in unread:
         del found["repair"]["attempts"], found["repair"]["requests"]
     return json.dumps(found)
 

@@ -149,7 +149,7 @@ class CordonActions:
             admitted_at=quarantine.status.admitted_at or now,
             cordoned_at=now,
             applied=read_applied(patched),
-            marks=None,
+            marks=MarksStatus(),
         )
         marks = NewMarks(quarantine, status, patched, self._acts.clocks.now())
         node_state.quarantine_view.note_marks(marks)

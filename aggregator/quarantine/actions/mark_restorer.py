@@ -4,15 +4,7 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.cluster.port import (
-    Conflict,
-    GuardRefused,
-    MarksStatus,
-    Node,
-    Phase,
-    Quarantine,
-    Refused,
-)
+from aggregator.cluster.port import Conflict, GuardRefused, Node, Phase, Quarantine, Refused
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.intent import OURS
@@ -27,8 +19,6 @@ from aggregator.quarantine.decide.node_marks import cordon_change, read_applied
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 
-_NONE = MarksStatus()
-
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class MarkRestorer:
@@ -39,11 +29,11 @@ class MarkRestorer:
 
     async def report(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status which marks are missing, or that all are there again."""
-        before, missing = (quarantine.status.marks or _NONE, node_state.quarantine_view.missing)
+        before, missing = quarantine.status.marks, node_state.quarantine_view.missing
         since = (before.since or self._acts.clocks.latest()) if missing else 0.0
         marks = replace(before, missing=missing, since=since)
         text = describe_lost(marks, self.rules, quarantine.status.applied) if missing else ""
-        status = replace(quarantine.status, marks=None if marks == _NONE else marks)
+        status = replace(quarantine.status, marks=marks)
         if status.phase is Phase.CORDONED:  # its message states that the node is marked
             status = replace(status, message=text or self._marked(node_state.node))
         kind: EventKind | None = None
@@ -67,7 +57,7 @@ class MarkRestorer:
         if node is None or in_force is None or not self._may(node_state, node, in_force):
             return  # the next step sees it
         missing, before = node_state.quarantine_view.missing, in_force.status
-        known = before.marks or _NONE
+        known = before.marks
         marks = counted(known, self._acts.clocks.latest())
         counts = replace(known, restored=marks.restored, restored_at=marks.restored_at)
         status = replace(before, marks=counts)

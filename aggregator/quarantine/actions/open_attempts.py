@@ -1,7 +1,7 @@
 """Whether a release by recovery was decided on the node's operations as they are."""
 
 from aggregator.cluster.operations import cancelled, is_request, pending_of, with_attempts
-from aggregator.cluster.port import Cluster, Quarantine, RepairAttempt
+from aggregator.cluster.port import Cluster, Quarantine
 from aggregator.quarantine.state.node import NodeState
 
 
@@ -23,12 +23,8 @@ async def are_attempts_known(
         else:
             await cluster.operations.drop(one)
     fresh = with_attempts(quarantine, operations)
-    if _attempts(fresh) == _attempts(quarantine):  # a request that ends is none
+    known = quarantine.status.repair.attempts
+    if fresh.status.repair.attempts == known:  # a request that ends is none
         return True
     node_state.wrote(fresh)
     return False
-
-
-def _attempts(quarantine: Quarantine) -> tuple[RepairAttempt, ...]:
-    repair = quarantine.status.repair
-    return repair.attempts if repair is not None else ()

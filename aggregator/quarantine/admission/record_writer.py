@@ -314,8 +314,7 @@ class AdmissionRecordWriter:
 
         The end of one that a release left as `Unknown` is no proof: its order may still act.
         """
-        repair = self.quarantine_index.repair_of(running.node)
-        for one in repair.attempts if repair is not None else ():
+        for one in self.quarantine_index.repair_of(running.node).attempts:
             if one.operation == running.operation and one.state is not RepairState.UNKNOWN:
                 return one.state not in BUSY
         return self.times.time_of(running.operation, running.at) >= running.until

@@ -254,9 +254,9 @@ def carried_failure(last: NodeTest | None) -> tuple[str, str]:
     return ("", "") if last is not None and last.quarantined else open_failure(last)
 
 
-def passed_in_quarantine(test: NodeTest, boot_id: str, repair: RepairStatus | None) -> str:
+def passed_in_quarantine(test: NodeTest, boot_id: str, repair: RepairStatus) -> str:
     """The operation of a test in quarantine that the node has passed since; empty: none."""
-    for one in repair.attempts if repair is not None else ():
+    for one in repair.attempts:
         passed = one.repair == TEST and one.state is RepairState.SUCCEEDED
         if passed and one.boot_id == boot_id and one.began_at >= verdict_at(test):
             return one.operation
@@ -278,7 +278,7 @@ def has_failed(
     failed, failed_boot = open_failure(test)
     if failed:
         return failed_boot == boot_id
-    repair = quarantine.repair if quarantine is not None else None
+    repair = quarantine.repair if quarantine is not None else RepairStatus()
     if not tainted or test.reason or test.state is not RepairState.FAILED:
         return False
     return boot_id == test.boot_id and not passed_in_quarantine(test, boot_id, repair)

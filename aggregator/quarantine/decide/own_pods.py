@@ -14,9 +14,9 @@ from aggregator.policy.repairs import TEST
 OPERATION = "sickbay.dev/repair-operation"
 
 
-def without_own(pods: Sequence[Pod], repair: RepairStatus | None, namespace: str) -> list[Pod]:
+def without_own(pods: Sequence[Pod], repair: RepairStatus, namespace: str) -> list[Pod]:
     """The pods except those of the test under way. ``namespace``: of the tests; empty: none."""
-    attempts = repair.attempts if repair is not None else ()
+    attempts = repair.attempts
     under_way = {one.operation for one in attempts if one.repair == TEST and one.state in BUSY}
     return without_tests(pods, under_way, namespace)
 

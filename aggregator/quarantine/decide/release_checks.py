@@ -126,7 +126,7 @@ def _unknown(quarantine: Quarantine, node: Node, health: NodeHealth | None) -> s
 
 def _lost(quarantine: Quarantine, node: Node, repair: str) -> str:
     """The boot of such an order is not known any more, so another one is no proof."""
-    attempts = quarantine.status.repair.attempts if quarantine.status.repair is not None else ()
+    attempts = quarantine.status.repair.attempts
     passed = bool(attempts) and attempts[-1].repair == TEST
     passed = passed and attempts[-1].state is RepairState.SUCCEEDED
     other = node.uid != quarantine.status.node_uid

@@ -155,10 +155,9 @@ class RepairFacts:
 
 
 def next_repair(
-    status: RepairStatus | None, facts: RepairFacts, rules: RepairRules, now: float
+    status: RepairStatus, facts: RepairFacts, rules: RepairRules, now: float
 ) -> NextOperation:
     """The next step; ``now`` is wall clock seconds."""
-    status = status or RepairStatus()
     wrong = malformed(status)
     if wrong:
         return NextOperation(Do.NOTHING, because=wrong)
@@ -353,31 +352,26 @@ def malformed(status: RepairStatus) -> str:
     return ""
 
 
-def lacks_newest(status: RepairStatus | None) -> bool:
+def lacks_newest(status: RepairStatus) -> bool:
     """Whether the operation that was about to begin last is no attempt: a process died before it
     began, or it is gone.
     """
-    if status is None:
-        return False
     return status.began_at > max((one.began_at for one in status.attempts), default=0.0)
 
 
-def busy_attempt(status: RepairStatus | None) -> RepairAttempt | None:
+def busy_attempt(status: RepairStatus) -> RepairAttempt | None:
     """The attempt that may still act on the node."""
-    if status is None:
-        return None
     return next((one for one in status.attempts if one.state in BUSY), None)
 
 
-def is_busy(status: RepairStatus | None) -> bool:
+def is_busy(status: RepairStatus) -> bool:
     """Whether an attempt may still act on the node: no release happens by itself meanwhile."""
     return busy_attempt(status) is not None
 
 
-def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) -> str:
+def operation_id(quarantine_uid: str, status: RepairStatus, repair: str) -> str:
     """The id of the next attempt: the same for each process that decides on it."""
-    number = len(status.attempts) + 1 if status is not None else 1
-    return name_of(quarantine_uid, number, repair)
+    return name_of(quarantine_uid, len(status.attempts) + 1, repair)
 
 
 def other_party(node: Node) -> str:
@@ -450,9 +444,9 @@ def domains_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...
     return tuple(f"{key}={labels[key]}" for key in dict.fromkeys(keys) if labels.get(key))
 
 
-def lost_reservation(node: str, status: RepairStatus | None, pool: str) -> RunningOperation | None:
+def lost_reservation(node: str, status: RepairStatus, pool: str) -> RunningOperation | None:
     """The reservation that an attempt under way must have, for a record that has lost it."""
-    last = status.attempts[-1] if status is not None and status.attempts else None
+    last = status.attempts[-1] if status.attempts else None
     if last is None or last.state not in BUSY or last.repair in NEEDS_PERSON:
         return None
     return running_of(node, last, last.repair, pool)

@@ -1,6 +1,6 @@
 """Whether the act of a repair's order may still begin, by its Quarantine and its Node. Pure."""
 
-from aggregator.cluster.port import BUSY, Node, Phase, Quarantine, RepairAttempt, RepairStatus
+from aggregator.cluster.port import BUSY, Node, Phase, Quarantine, RepairAttempt
 from aggregator.quarantine.decide.repair import malformed
 
 NO_ORDER = "no quarantine and no test of the node has this order"
@@ -9,10 +9,9 @@ CANCELLED = "a person has cancelled it"
 
 def open_attempt(quarantine: Quarantine | None, operation: str) -> RepairAttempt | None:
     """The attempt with this operation, while its order may be carried out."""
-    repair = quarantine.status.repair if quarantine is not None else None
-    if repair is None or malformed(repair):
+    if quarantine is None or malformed(quarantine.status.repair):
         return None
-    found = (one for one in repair.attempts if one.operation == operation)
+    found = (one for one in quarantine.status.repair.attempts if one.operation == operation)
     return next((one for one in found if one.state in BUSY and one.ends_as is None), None)
 
 
@@ -31,7 +30,7 @@ def permission_refusal(
         return "the node is in another boot than the order was for"
     if now >= attempt.deadline_at:
         return "the time of the attempt is over"
-    status = quarantine.status.repair or RepairStatus()
+    status = quarantine.status.repair
     ended = bool(status.exhausted) and status.exhausted_at >= attempt.began_at
     if ended or attempt.deleted:
         return CANCELLED

@@ -50,7 +50,7 @@ class RepairPlan:
         if self.is_off:
             return "repair.mode is off"
         repair = quarantine.status.repair
-        last = repair.attempts[-1] if repair is not None and repair.attempts else None
+        last = repair.attempts[-1] if repair.attempts else None
         if last is not None and last.state in BUSY:
             return f"{last.repair} is under way, until {write_time(last.deadline_at)} at the latest"
         over = "" if requested else self._over(quarantine, now)
@@ -63,18 +63,18 @@ class RepairPlan:
                 "its agent has not reported since the aggregator's start, and is waited for "
                 "(limits.silent_drain_after)"
             )
-        if repair is not None and repair.held:
+        if repair.held:
             return repair.held
         return "" if requested else self._without_rung(quarantine.spec)
 
     def _over(self, quarantine: Quarantine, now: float) -> str:
         """Why no rung follows, or not yet, whatever the ladder has."""
         repair, spec = quarantine.status.repair, quarantine.spec
-        if repair is not None and repair.exhausted:
+        if repair.exhausted:
             return f"no further repair begins by itself: {repair.exhausted}"
         if spec.evidence and all(item.cleared for item in spec.evidence):
             return self._before_release(quarantine)
-        last = last_repair(repair) if repair is not None else None
+        last = last_repair(repair)
         if last is None or last.state is not RepairState.SUCCEEDED or last.repair in NEEDS_PERSON:
             return ""
         until = last.ended_at + self.rules.clear_within
@@ -86,7 +86,7 @@ class RepairPlan:
         if not self.rules.verify or self.rules.mode is not RepairMode.REPAIR:
             return "its evidence is over"
         repair = quarantine.status.repair
-        waits = f": {repair.held}" if repair is not None and repair.test_waits_since else ""
+        waits = f": {repair.held}" if repair.test_waits_since else ""
         return f"its evidence is over; test {self.rules.verify} comes before the release{waits}"
 
     def _without_rung(self, spec: QuarantineSpec) -> str:

@@ -11,13 +11,13 @@ from aggregator.policy.repairs import NEEDS_PERSON, TEST
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
 
 
-def is_verified(status: RepairStatus | None, profile: str, boot_id: str) -> bool:
+def is_verified(status: RepairStatus, profile: str, boot_id: str) -> bool:
     """Whether the node has passed this profile in this boot, and no later attempt or evidence
     counts against it.
 
     A repair that began after the test is something new: the test is due again.
     """
-    for one in reversed(status.attempts if status is not None else ()):
+    for one in reversed(status.attempts):
         if one.repair in NEEDS_PERSON:
             continue
         if one.repair != TEST or one.state is RepairState.FAILED:
@@ -28,17 +28,15 @@ def is_verified(status: RepairStatus | None, profile: str, boot_id: str) -> bool
     return False
 
 
-def counts(status: RepairStatus | None, test: RepairAttempt) -> bool:
+def counts(status: RepairStatus, test: RepairAttempt) -> bool:
     """Whether the test began after evidence was last in force."""
-    return status is not None and test.began_at > status.evidence_at
+    return test.began_at > status.evidence_at
 
 
-def outdates(status: RepairStatus | None) -> bool:
+def outdates(status: RepairStatus) -> bool:
     """Whether evidence that is in force now outdates a test, or the wait for one: that has to be
     durable.
     """
-    if status is None:
-        return False
     tested = any(one.repair == TEST and counts(status, one) for one in status.attempts)
     return tested or status.test_waits_since > 0
 
@@ -54,9 +52,9 @@ def open_failure(status: RepairStatus) -> RepairAttempt | None:
     return None
 
 
-def unknown_repair(status: RepairStatus | None) -> RepairAttempt | None:
+def unknown_repair(status: RepairStatus) -> RepairAttempt | None:
     """The latest repair whose outcome is not known, unless something succeeded after it."""
-    for one in reversed(status.attempts if status is not None else ()):
+    for one in reversed(status.attempts):
         if one.repair in NEEDS_PERSON:
             continue
         if one.state is RepairState.SUCCEEDED:

@@ -41,7 +41,7 @@ from aggregator.quarantine.reconcile.node_rounds import NodeRounds
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 
@@ -169,8 +169,8 @@ def _shows_known_marks(node: Node, node_state: NodeState, quarantine: Quarantine
     if quarantine.status.phase not in MARKED:  # its status does not have them yet
         status = replace(quarantine.status, node_uid=node.uid)
         return not node_state.quarantine_view.lacks(node, replace(quarantine, status=status))
-    known = node_state.quarantine_view.missing
-    return node_state.quarantine_view.lacks(node, quarantine) == known == marks_reported(quarantine)
+    known, listed = node_state.quarantine_view.missing, quarantine.status.marks.missing
+    return node_state.quarantine_view.lacks(node, quarantine) == known == listed
 
 
 def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:

@@ -15,7 +15,7 @@ from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import Uncordoned, recordon_due
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import Still
 
 
@@ -35,7 +35,7 @@ class QuarantineReconciler:
 
     def object_view(self, node_state: NodeState, quarantine: Quarantine) -> ObjectView:
         known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
-        requests, wall = cluster.operator_requests, inputs.wall()
+        requests, wall, status = cluster.operator_requests, inputs.wall(), quarantine.status
         return ObjectView(
             quarantine=quarantine,
             in_record=inputs.in_record(node_state),
@@ -46,9 +46,9 @@ class QuarantineReconciler:
             unforced=node_state.is_unforced,
             exempt=requests.exempt(wall),
             release_held=bool(node_state.release_held),
-            marks_unreported=quarantine.status.phase in MARKED
+            marks_unreported=status.phase in MARKED
             and not cluster.node_gone
-            and known.missing != marks_reported(quarantine),
+            and known.missing != status.marks.missing,
             node_gone=cluster.node_gone,
             node_found=cluster.node_found,
             node_replaced=known.node_replaced,
@@ -116,5 +116,5 @@ class QuarantineReconciler:
 
 def _is_restore_due(status: QuarantineStatus, rules: RestoreRules, wall: float) -> bool:
     """Whether the marks that the node lacks are to be set again now."""
-    at = restore_at(status.marks, rules) if status.marks is not None else None
+    at = restore_at(status.marks, rules)
     return at is not None and at <= wall

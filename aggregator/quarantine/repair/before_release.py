@@ -89,13 +89,12 @@ class TestsBeforeRelease:
         """Make it durable that evidence outdates the tests. Returns whether that was written."""
         before = quarantine.status.repair
         known = self._is_outdated(node_state, quarantine)
-        if known and before is not None and outdates(before):
+        if known and outdates(before):
             latest = max((one.began_at for one in before.attempts), default=0.0)
             at = round(max(self._clocks.latest(), latest), 3)
             after = replace(before, evidence_at=at, test_waits_since=0.0)
             written = await self._status.write(node_state, quarantine, after)
-            repair = written.status.repair
-            if repair is None or outdates(repair):
+            if written.status.repair.evidence_at != at:
                 raise ClusterError(NO_FIELD)
         self._outdated.pop(node_state.node, None)
         return known

@@ -27,7 +27,6 @@ from aggregator.cluster.port import (
     Quarantine,
     Refused,
     RepairState,
-    RepairStatus,
 )
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.node_tests import begun_status, node_test_of, operation_of
@@ -188,7 +187,7 @@ class OperationRequests:
 
 
 def _in_quarantine(request: Operation, quarantine: Quarantine, plan: RepairPlan, now: float) -> str:
-    repair, spec = quarantine.status.repair or RepairStatus(), request.spec
+    repair, spec = quarantine.status.repair, request.spec
     if plan.is_off:
         return plan.waits(quarantine, now, requested=True)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from aggregator.cluster.port import Quarantine, RepairStatus
+from aggregator.cluster.port import Quarantine
 from aggregator.runtime.json_text import as_json_object
 
 _MOST_BUNDLE = 64 * 1024
@@ -16,7 +16,7 @@ def evidence_bundle(quarantine: Quarantine, collected: Mapping[str, str]) -> str
     ``collected``: what the agent did, by operation; each has a bound of its own, and is left out
     where it is no JSON object.
     """
-    repair = quarantine.status.repair or RepairStatus()
+    repair = quarantine.status.repair
     evidence = [asdict(item) for item in quarantine.spec.evidence]
     attempts = [asdict(one) for one in repair.attempts]
     while True:

@@ -22,7 +22,6 @@ from aggregator.cluster.port import (
     Quarantine,
     RepairAttempt,
     RepairState,
-    RepairStatus,
 )
 from aggregator.events import EventKind
 from aggregator.policy.repairs import (
@@ -138,7 +137,7 @@ class RepairContext:
     def _time(self, quarantine: Quarantine) -> float:
         """The wall clock's time; while an attempt is under way, that of the clock that began it."""
         repair = quarantine.status.repair
-        last = repair.attempts[-1] if repair is not None and repair.attempts else None
+        last = repair.attempts[-1] if repair.attempts else None
         if last is None or last.state not in BUSY:
             return self.acts.clocks.earliest()
         return self.record_writer.times.time_of(last.operation, last.began_at)
@@ -213,17 +212,13 @@ class QuarantineCase(OperationCase):
     @property
     def busy(self) -> RepairAttempt | None:
         quarantine = self._state.quarantine
-        repair = quarantine.status.repair if quarantine is not None else None
-        return None if repair is None or malformed(repair) else busy_attempt(repair)
-
-    @property
-    def _repair(self) -> RepairStatus:
-        return self._quarantine.status.repair or RepairStatus()
+        if quarantine is None or malformed(quarantine.status.repair):
+            return None
+        return busy_attempt(quarantine.status.repair)
 
     @property
     def held(self) -> str:
-        quarantine = self._state.quarantine or self._quarantine
-        return (quarantine.status.repair or RepairStatus()).held
+        return (self._state.quarantine or self._quarantine).status.repair.held
 
     # -- its data ---------------------------------------------------------------------------
 
@@ -259,7 +254,8 @@ class QuarantineCase(OperationCase):
         return spec_of(self._quarantine, attempt, because)
 
     def begun_status(self, attempt: RepairAttempt) -> OperationStatus:
-        return begun_status(self._quarantine, attempt, len(self._repair.attempts) + 1)
+        number = len(self._quarantine.status.repair.attempts) + 1
+        return begun_status(self._quarantine, attempt, number)
 
     def is_request(self, there: Operation, attempt: RepairAttempt) -> bool:
         return is_request_of(there, self._quarantine, attempt)
@@ -280,7 +276,9 @@ class QuarantineCase(OperationCase):
         repeatable = self._of.settings.repairers[step.repair].repairer.sends_twice
         if not repeatable and await self._of.is_order_gone(fresh, operation, step.request):
             why = f"the operation {operation} is gone, and its order may have been carried out"
-            if self._repair.exhausted != why:  # a test before the release is due all the same
+            if (
+                fresh.status.repair.exhausted != why
+            ):  # a test before the release is due all the same
                 await self._of.status.exhaust(self._state, fresh, why)
             return None
         by_hand = bool(step.request)
@@ -292,8 +290,8 @@ class QuarantineCase(OperationCase):
             await self.hold(why, step)
             return None
         # Another replica may have written by a clock that is ahead: the attempt counts as later.
-        known = self._repair.evidence_at, self._repair.exhausted_at, self._repair.began_at
-        after = max(known) + _LATER
+        known = fresh.status.repair
+        after = max(known.evidence_at, known.exhausted_at, known.began_at) + _LATER
         now = round(max(self._of.acts.clocks.latest(), after), 3)
         return RepairAttempt(
             operation=operation,
@@ -320,7 +318,7 @@ class QuarantineCase(OperationCase):
 
     async def may_resend(self, attempt: RepairAttempt) -> bool:
         node, fresh = await self._read_anew()
-        if fresh is None or node is None or attempt not in self._repair.attempts:
+        if fresh is None or node is None or attempt not in self._quarantine.status.repair.attempts:
             return False  # the next poll sees it
         by_hand = bool(attempt.request)
         why = await self._of.checks.against(

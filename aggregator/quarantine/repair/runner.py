@@ -12,7 +12,6 @@ from aggregator.cluster.port import (
     Quarantine,
     RepairAttempt,
     RepairState,
-    RepairStatus,
 )
 from aggregator.events import EventKind
 from aggregator.policy.repairs import NEEDS_PERSON, REPAIRS, TEST
@@ -59,7 +58,7 @@ class RepairRunner:
     def waits(self, node_state: NodeState) -> bool:
         """Whether time alone may change the result of `is_due`."""
         quarantine = node_state.quarantine
-        if quarantine is None or (self._of.settings.off and quarantine.status.repair is None):
+        if quarantine is None:
             return False
         return is_busy(quarantine.status.repair) or self._of.may_begin(quarantine)
 
@@ -103,7 +102,7 @@ class RepairRunner:
         An attempt that this process has not seen may still act. ``coming``: the operation that
         begins.
         """
-        attempts = (quarantine.status.repair or RepairStatus()).attempts
+        attempts = quarantine.status.repair.attempts
         self._of.engine.report_end(case, attempts[-1] if attempts else None)
         known = self._of.record_writer.record.repairs.get(quarantine.node)
         if known is None or not known.operation.startswith(quarantine.uid):
@@ -114,8 +113,8 @@ class RepairRunner:
             async with asyncio.timeout(RECORD_WITHIN):
                 there = await self._of.acts.cluster.operations.of(quarantine.node)
                 fresh = with_attempts(quarantine, there)
-                repair = fresh.status.repair or RepairStatus()
-                acts = [one.operation for one in repair.attempts if one.state in _MAY_ACT]
+                attempts = fresh.status.repair.attempts
+                acts = [one.operation for one in attempts if one.state in _MAY_ACT]
                 may_act = known.operation in acts
                 if not (may_act or await self._of.is_order_gone(fresh, known.operation)):
                     await self._of.record_writer.end_operation(known.operation)
@@ -146,7 +145,7 @@ class RepairRunner:
         """The repair whose order may still come although its operation is gone: removed past its
         finalizer, or not in a restored etcd. Empty: there is none. None: it is decided anew.
         """
-        status = quarantine.status.repair or RepairStatus()
+        status = quarantine.status.repair
         known = {one.operation for one in status.attempts}
         past = self._of.record_writer.record.past_repairs.get(quarantine.node, ())
         reserved = [one.operation for one in past] if lacks_newest(status) else []

@@ -71,17 +71,17 @@ class RepairStatusWriter:
         """Write that an operation is about to begin, which exists by now: it fails where a release
         was written since the Quarantine was read. A release that reads later finds the operation.
         """
-        before = quarantine.status.repair or RepairStatus()
+        before = quarantine.status.repair
         begun = replace(before, held="", began_at=attempt.began_at)
         written = await self.write(node_state, quarantine, begun)
-        if written.status.repair is None or written.status.repair.began_at != begun.began_at:
+        if written.status.repair.began_at != begun.began_at:
             # An older definition drops the field: then no write makes that of a release fail.
             raise ClusterError(NO_FIELD)
         return written
 
     async def forget_beginning(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The operation that was about to begin last has not begun: nothing was ordered by it."""
-        repair = replace(quarantine.status.repair or RepairStatus(), began_at=0.0)
+        repair = replace(quarantine.status.repair, began_at=0.0)
         await self.write(node_state, quarantine, repair)
 
     async def note_progress(
@@ -89,10 +89,10 @@ class RepairStatusWriter:
     ) -> None:
         """The attempt has gone on. ``exhausted``: why none follows."""
         quarantine = await self._acts.reread(node_state)
-        repair = quarantine.status.repair if quarantine is not None else None
-        if quarantine is None or repair is None:
+        if quarantine is None:
             return
         # Not at its beginning, which may fail.
+        repair = quarantine.status.repair
         changed = replace(repair, held="", test_waits_since=0.0)
         # A test is no evidence about why no repair begins.
         if attempt.repair != TEST and repair.exhausted_at < attempt.began_at:
@@ -105,8 +105,8 @@ class RepairStatusWriter:
 
     async def end_requests(self, quarantine: Quarantine) -> None:
         """Write the end of people's requests that have not begun, as their node is released."""
-        repair, why = quarantine.status.repair, "its node is released"
-        for one in repair.requests if repair is not None else ():
+        why = "its node is released"
+        for one in quarantine.status.repair.requests:
             with end_is_written_later(one.name, quarantine.node):
                 there = await self._acts.cluster.operations.read(one.name)
                 if there is not None and there.status.phase is RepairState.PENDING:
@@ -117,7 +117,7 @@ class RepairStatusWriter:
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
     ) -> Quarantine:
         """The Quarantine as this process knows it once the operation is an attempt."""
-        known = quarantine.status.repair or RepairStatus()
+        known = quarantine.status.repair
         left = tuple(one for one in known.requests if one.name != attempt.request)
         repair = replace(known, attempts=(*known.attempts, attempt), requests=left)
         taken = replace(quarantine, status=replace(quarantine.status, repair=repair))
@@ -126,7 +126,7 @@ class RepairStatusWriter:
 
     async def exhaust(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:
         """Report that no further repair begins, so that a person has to act."""
-        before = quarantine.status.repair or RepairStatus()
+        before = quarantine.status.repair
         # Not before what it is about, of whichever replica's clock: it would be reported again.
         since = max((max(one.began_at, one.ended_at) for one in before.attempts), default=0.0)
         at = round(max(self._acts.clocks.wall(), since, before.test_waits_since), 3)
@@ -136,7 +136,7 @@ class RepairStatusWriter:
         details = {"attempts": tried, **_about(before)}
         with self._acts.reporting(node_state, EventKind.REPAIR_EXHAUSTED, text, details):
             written = await self.write(node_state, quarantine, after)
-            if written.status.repair is None or not written.status.repair.exhausted:
+            if not written.status.repair.exhausted:
                 raise ClusterError(NO_FIELD)  # else it would be reported anew at each poll
 
     async def hold(
@@ -150,7 +150,7 @@ class RepairStatusWriter:
 
         ``step``: the one that does not begin. A test before a release does not wait for ever.
         """
-        before = quarantine.status.repair or RepairStatus()
+        before = quarantine.status.repair
         since = before.test_waits_since
         if step is not None and step.repair == TEST and not step.request:
             since = since or round(self._acts.clocks.latest(), 3)
@@ -158,7 +158,7 @@ class RepairStatusWriter:
         if after == before or self._mode is not RepairMode.REPAIR:
             return
         written = await self.write(node_state, quarantine, after)
-        if since and (written.status.repair is None or not written.status.repair.test_waits_since):
+        if since and not written.status.repair.test_waits_since:
             raise ClusterError(NO_FIELD)  # else it would wait for ever
 
 

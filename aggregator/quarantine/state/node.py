@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from aggregator.cluster.port import Action, Node, Quarantine, RepairStatus, is_older
+from aggregator.cluster.port import Action, Node, Quarantine, is_older
 from aggregator.policy.evaluate import Incident, evaluate
 from aggregator.policy.node_rules import reweighed
 from aggregator.policy.rules import Policy
@@ -249,7 +249,7 @@ def _has_news_of_people(one: Quarantine, other: Quarantine) -> bool:
     """Whether one has the same attempts as the other, the last of them deleted since, or people
     have made or deleted requests.
     """
-    mine, before = (each.status.repair or RepairStatus() for each in (one, other))
+    mine, before = (each.status.repair for each in (one, other))
     names = ([each.operation for each in found.attempts] for found in (mine, before))
     if next(names) != next(names):
         return False

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     Node,
-    OperationRequest,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -113,8 +112,9 @@ class QuarantineView:
         if known is not None and is_other:
             self.unhold_release()  # that was the other's
         if is_other:
-            self.missing, self.most_pods, self.empty_at = marks_reported(quarantine), 0, None
-        if is_other or (known is not None and _requests(known) != _requests(quarantine)):
+            self.missing, self.most_pods, self.empty_at = quarantine.status.marks.missing, 0, None
+        requests = quarantine.status.repair.requests
+        if known is None or is_other or known.status.repair.requests != requests:
             self.repair_poll = 0.0
         self.write(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
@@ -137,7 +137,7 @@ class QuarantineView:
         """
         self.restored = ""
         if self.quarantine is not None:
-            self.missing = marks_reported(self.quarantine)
+            self.missing = self.quarantine.status.marks.missing
 
     def miss(self) -> None:
         """A read found no object: the watch shows whether a person deleted it."""
@@ -298,13 +298,3 @@ class QuarantineView:
 
     def unhold_release(self) -> None:
         self.release_held, self.release_poll = "", 0.0
-
-
-def _requests(quarantine: Quarantine) -> tuple[OperationRequest, ...]:
-    repair = quarantine.status.repair
-    return repair.requests if repair is not None else ()
-
-
-def marks_reported(quarantine: Quarantine) -> tuple[str, ...]:
-    """The marks that the node lacks, as the object lists them."""
-    return quarantine.status.marks.missing if quarantine.status.marks is not None else ()

@@ -273,15 +273,15 @@ class QuarantineIndex:
     def note_end(self, node: str, ended: RepairAttempt) -> None:
         """The end of an attempt is written, which the watch shows later: it counts no more."""
         known, repair = self._quarantines.get(node), self.repair_of(node)
-        if known is not None and repair is not None:
+        if known is not None:
             attempts = (ended if one.name == ended.name else one for one in repair.attempts)
             repair = replace(repair, attempts=tuple(attempts))
             self._quarantines[node] = replace(known, status=replace(known.status, repair=repair))
 
-    def repair_of(self, node: str) -> RepairStatus | None:
+    def repair_of(self, node: str) -> RepairStatus:
         """The attempts at a repair of the node's quarantine, if it has one."""
         known = self._quarantines.get(node)
-        return known.status.repair if known is not None else None
+        return known.status.repair if known is not None else RepairStatus()
 
     @property
     def newest(self) -> int:

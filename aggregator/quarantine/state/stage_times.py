@@ -139,7 +139,7 @@ class StageTimes:
 
     def note_return(self, status: QuarantineStatus, released_at: float) -> None:
         """As `note_release`, of a quarantine with a repair; a ticket or a test is none."""
-        attempts = status.repair.attempts if status.repair is not None else ()
+        attempts = status.repair.attempts
         none = {*NEEDS_PERSON, TEST}
         if status.cordoned_at > 0 and any(one.repair not in none for one in attempts):
             self.node_return.observe(released_at - status.cordoned_at)
