@@ -10,7 +10,7 @@ REBOOT_TIMED_OUT = "SlurmRebootTimedOut"
 _PATTERNS: Mapping[str, str] = {
     "SlurmKillTaskFailed": r"Kill task failed",
     "SlurmGresCountLow": r"gres/\S+ count (?:reported )?(?:too low|lower than configured)",
-    "SlurmResourcesLow": r"Low (?:RealMemory|TmpDisk|socket\*core\*thread count)",
+    "SlurmResourcesLow": r"Low (?:RealMemory|TmpDisk|CPUs|socket\*core\*thread count)",
     "SlurmNotResponding": r"Not responding",
     "SlurmUnexpectedReboot": r"Node unexpectedly rebooted",
     REBOOT_TIMED_OUT: r"(?:reboot timed out|ResumeTimeout reached)",
@@ -34,8 +34,13 @@ def condition_of(reason: str) -> str:
 
 
 def is_by_slurm(words: str) -> bool:
-    """Whether slurmctld appends exactly these words to the reason that a node has already."""
-    if words in _REBOOTS:
-        return True
+    """Whether slurmctld appends exactly these words to the reason that a node has already.
+
+    It joins what a node registered too little of: "Low socket*core*thread count, Low CPUs".
+    """
+    return words in _REBOOTS or all(map(_is_one, words.split(", ")))
+
+
+def _is_one(words: str) -> bool:
     ends = (read.match(words) for read in _READ.values())
     return any(end is not None and _TAIL.fullmatch(words, end.end()) for end in ends)

@@ -151,6 +151,15 @@ NODE = SlurmNode("n", "n", "IDLE", frozenset({"DRAIN"}), "sickbay: x", "root", 7
             {"reason": "sickbay: x : Low RealMemory (reported:1 < 100.00% of configured:2)"},
             Whose.OURS,
         ),
+        ({"reason": "sickbay: x : Low socket*core*thread count, Low CPUs"}, Whose.OURS),
+        (
+            {
+                "reason": "sickbay: x : gres/gpu count reported lower than configured (7 < 8), "
+                "Low RealMemory (reported:1 < 100.00% of configured:2)"
+            },
+            Whose.OURS,
+        ),
+        ({"reason": "sickbay: x : Low CPUs, RMA 123"}, Whose.ANOTHER),
         ({"reason": "sickbay: x : RMA 123"}, Whose.ANOTHER),
         ({"reason": "sickbay: x : Not responding, RMA 123"}, Whose.ANOTHER),
         ({"reason": "sickbay: x : reboot issued", "reason_at": 6}, Whose.ANOTHER),
