@@ -217,13 +217,13 @@ class _Trials:
     def run(self, items: Sequence[pytest.Item]) -> None:
         """Try every mutant; ``outcomes`` has the results."""
         self._items = {item.nodeid: item for item in items}
+        index = trials.CodeIndex()
         # Collect now and keep the rest: a fork then copies little of it.
         gc.collect()
         gc.freeze()
         self._map = map_all(items, self.asked)
         self._fitting = [self._map.fitting(one, self._functions) for one in self.plan.drawn]
         self.outcomes = []
-        index = trials.CodeIndex()
         anew = []
         for number, verdict in self._warm(list(range(len(self.plan.drawn))), index):
             if self._needs_import(number, verdict):

@@ -50,6 +50,8 @@ class CodeIndex:
 
     def __init__(self) -> None:
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
+        # tests/conftest.py freezes what was collected, and the collector hides what is frozen.
+        gc.unfreeze()
         prefix = str(ROOT)
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename.startswith(prefix):

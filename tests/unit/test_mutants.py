@@ -1,11 +1,12 @@
 """The mutator: its changes, the code that it leaves alone, its draws and its reports."""
 
 import ast
+import gc
 from pathlib import Path
 
 import pytest
 
-from tests.mutants import equivalent, packages, run
+from tests.mutants import equivalent, packages, run, trials
 from tests.mutants.children import run_each
 from tests.mutants.equivalent import BadList, Equivalent
 from tests.mutants.report import Outcome, figures, table, wrongly_excused
@@ -210,3 +211,9 @@ def test_a_trial_that_hangs_or_dies_ends_without_harm_to_the_others() -> None:
     assert found["dies"] is None
     assert found["ends"]["job"] == "ends"
     assert not Path(found["ends"]["folder"]).exists()
+
+
+def test_functions_are_found_although_pytest_has_frozen_what_it_collected() -> None:
+    found = trials.CodeIndex()
+    gc.freeze()
+    assert trials._name(mutations.__code__) in found._functions
