@@ -296,6 +296,8 @@ def test_the_grace_grows_fourfold_and_its_count_is_forgotten_after_a_day() -> No
     assert restore_at(marks, RULES) == 1060.0
     assert restore_at(replace(marks, restored=1, restored_at=900.0), RULES) == 1240.0
     assert restore_at(replace(marks, restored=2, restored_at=900.0), RULES) == 1960.0
+    counted = replace(marks, restored=1, restored_at=1060.0)
+    assert restore_at(counted, RULES) == 1060.0, "it is not known to be made"
     assert restore_at(replace(marks, restored=3, restored_at=900.0), RULES) is None
     long_ago = replace(marks, restored=3, restored_at=1000.0 - 86400.0)
     assert restore_at(long_ago, RULES) == 1060.0

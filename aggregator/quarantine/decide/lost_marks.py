@@ -78,11 +78,15 @@ def missing_marks(node: Node, quarantine: Quarantine) -> tuple[str, ...]:
 
 
 def restore_at(marks: MarksStatus, rules: RestoreRules) -> float | None:
-    """When the missing marks are set again (wall clock seconds), or None if they are not."""
+    """When the missing marks are set again (wall clock seconds), or None if they are not.
+
+    A restore is counted before it is made: one that was counted and not made is due at once.
+    """
     restored = _restored(marks)
     if not marks.missing or restored >= rules.restore_times:
         return None
-    return marks.since + rules.restore_after * _GROWTH**restored
+    made = restored - (restored > 0 and marks.restored_at >= marks.since)
+    return marks.since + rules.restore_after * _GROWTH**made
 
 
 def describe_missing(missing: tuple[str, ...], applied: AppliedChanges | None) -> str:
