@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Conflict, Guard, GuardRefused, HookState, Phase
+from aggregator.cluster.port import (
+    ClusterError,
+    Conflict,
+    Guard,
+    GuardRefused,
+    HookState,
+    Phase,
+    Unreachable,
+)
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
@@ -147,24 +155,29 @@ async def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(
     assert failed == (answer is FAILED)
 
 
+@pytest.mark.parametrize(
+    ("how", "error", "most"),
+    [("fails", Conflict("it was changed meanwhile"), 20), ("loses", Unreachable("no answer"), 1)],
+)
 @pytest.mark.parametrize(("answer", "ends"), [(DONE, HookState.DONE), (FAILED, HookState.GIVEN_UP)])
 async def test_a_hook_whose_end_can_not_be_written_is_not_called_again(
-    answer: HookAnswer, ends: HookState
+    answer: HookAnswer, ends: HookState, how: str, error: ClusterError, most: int
 ) -> None:
     world = world_with("a")
     hook, refused = PlayedHook(world, [answer]), 0
 
-    def fails(call: str) -> Conflict | None:
+    def fails(call: str) -> ClusterError | None:
         nonlocal refused
-        if call != "write_quarantine_status" or not hook.ended or refused == 20:
+        if call != "write_quarantine_status" or not hook.ended or refused == most:
             return None
         refused += 1
-        return Conflict("it was changed meanwhile")
+        return error
 
     settings = hooked(hook, pre_evict_timeout=5, go_on=True)
-    replica = await begun(world, settings, cluster=MemoryCluster(world, fails=fails))
+    more: dict[str, Any] = {how: fails}
+    replica = await begun(world, settings, cluster=MemoryCluster(world, **more))
     await drained(world, within=HOUR)
-    assert (len(hook.asked), refused) == (1, 20)
+    assert (len(hook.asked), refused) == (1, most)
     assert status(world).pre_evict.state is ends
     kinds = replica.notes.kinds("n1")
     assert kinds.count("quarantine.hook") + kinds.count("quarantine.hook_failed") == 1

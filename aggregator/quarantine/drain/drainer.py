@@ -490,15 +490,13 @@ class Drainer:
             status = replace(status, message=self._words.gone, pods_remaining=0, blockers=())
         elif quarantine.spec.requester == OURS and (why := self._left_alone(node_state)):
             status = replace(status, message=self._words.left_alone.format(why=why)[:1000])
-        if status != quarantine.status:
+        if status == quarantine.status:
+            return
+        # A mark of another tool, which is no longer valid, keeps the pods: that is reported once.
+        stale = STALE in status.message and STALE not in quarantine.status.message
+        kind, details = EventKind.HELD, {"limit": "stale-mark", "value": "others"}
+        with self._acts.reporting(node_state, kind if stale else None, status.message, details):
             await self._acts.write_status(node_state, quarantine, status)
-            self._report_stale(node_state, quarantine.status.message, status.message)
-
-    def _report_stale(self, node_state: NodeState, before: str, after: str) -> None:
-        """Report once that a mark of another tool, which is no longer valid, keeps the pods."""
-        if STALE in after and STALE not in before:
-            details = {"limit": "stale-mark", "value": "others"}
-            self._acts.emit_event(node_state, EventKind.HELD, after, details)
 
     def _left_alone(self, node_state: NodeState) -> str:
         if node_state.cluster.maintained:
@@ -534,10 +532,10 @@ class Drainer:
         )
         if not _is_news(status, before):
             return
-        await self._acts.write_status(node_state, quarantine, status)
-        if status.pods_remaining and not before.pods_remaining:
-            details = {"pod": status.blockers[0].pod}
-            self._acts.emit_event(node_state, EventKind.BLOCKED, status.message, details)
+        newly = status.pods_remaining and not before.pods_remaining
+        kind, details = EventKind.BLOCKED, {"pod": status.blockers[0].pod} if newly else None
+        with self._acts.reporting(node_state, kind if newly else None, status.message, details):
+            await self._acts.write_status(node_state, quarantine, status)
 
 
 def _may_be_explained(node_state: NodeState, quarantine: Quarantine) -> bool:

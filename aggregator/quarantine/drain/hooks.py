@@ -213,14 +213,14 @@ class HookRunner:
         """Write and report it. Where the write fails, it is made again without a further call."""
         self._unwritten[node_state.node] = ended
         ended = replace(ended, ended_at=self._acts.clocks.wall())
-        await self._write(node_state, ended, self._acts.words.draining)
+        kind, text = EventKind.HOOK, "drain.pre_evict is done"
+        if ended.state is not HookState.DONE:
+            kind, limit = EventKind.HOOK_FAILED, self._rules.pre_evict_timeout
+            over = f"drain.pre_evict was not done in {limit:g} s"
+            text = f"{over}, the drain goes on: {ended.message}"
+        with self._acts.reporting(node_state, kind, text, {"hook": "pre_evict"}):
+            await self._write(node_state, ended, self._acts.words.draining)
         del self._unwritten[node_state.node]
-        if ended.state is HookState.DONE:
-            self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
-            return True
-        limit = self._rules.pre_evict_timeout
-        over = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {ended.message}"
-        self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", over)
         return True
 
     async def _write(self, node_state: NodeState, hook: HookStatus, message: str) -> None:
