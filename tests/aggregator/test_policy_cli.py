@@ -215,6 +215,19 @@ def test_a_question_that_makes_no_sense_is_refused(
     assert said in err
 
 
+def test_a_text_of_a_rule_moves_no_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.yaml"
+    rules = '[{name: gpu-rows, check: "a\\e[2J"}, {name: disk-full, why: "b\\e[31m"}]'
+    file.write_text(f"rules: {rules}\n")
+    _, checked, warned = ask(capsys, "check", str(file))
+    _, explained, _ = ask(capsys, "explain", "--policy", str(file), "--check", "disk-space")
+    assert "check: gpu-rows becomes a?[2J" in checked
+    assert "b?[31m" in explained
+    assert "\x1b" not in checked + warned + explained
+
+
 def test_rules_that_no_site_may_have_are_refused_with_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
