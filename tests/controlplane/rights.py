@@ -12,7 +12,7 @@ _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 def wait_in_force(client: ApiClient, binding: dict[str, Any], *, allowed: bool = True) -> None:
     """Wait until the first subject of a binding has the first right of its role, or has it not.
 
-    Without a wait where the role has no rules yet.
+    Without a wait where the role has no rules yet, or nobody is bound.
     """
     review = _review(client, binding)
     if review is not None:
@@ -34,7 +34,7 @@ def _review(client: ApiClient, binding: dict[str, Any]) -> dict[str, Any] | None
     folder = f"namespaces/{namespace}/roles" if role["kind"] == "Role" else "clusterroles"
     answer = client.request("GET", f"{_RBAC}/{folder}/{role['name']}")
     rules = answer.body.get("rules") if answer.status == 200 else None
-    if not rules:
+    if not rules or not binding.get("subjects"):
         return None
     rule, subject = rules[0], binding["subjects"][0]
     user, groups = subject["name"], []
