@@ -1,7 +1,7 @@
 """Run in a network and mount namespace of its own: many connections to names with many addresses.
 
 Says on standard output, as JSON and per name, how often each address was connected to and how
-long the slowest took.
+long the third slowest took.
 """
 
 import asyncio
@@ -87,7 +87,9 @@ async def main() -> None:
             for name, times in CONNECTIONS.items():
                 made = [await _connect(name, aggregators) for _ in range(times)]
                 went = Counter(to for to, _ in made)
-                found[name] = {"went": went, "slowest": max(took for _, took in made)}
+                # The others may be this machine's; a third of them meet the dead address first.
+                third = sorted(took for _, took in made)[-3]
+                found[name] = {"went": went, "third_slowest": third}
         stopped.close()
         print(json.dumps(found))
         for aggregator in aggregators.values():
