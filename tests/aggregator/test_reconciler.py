@@ -56,10 +56,8 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
-from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields
-from tests.support.present import present
-from tests.support.replica import SETTINGS, Replica, Turned, all_in_mode
+from tests.support.replica import SETTINGS, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
@@ -129,7 +127,6 @@ class Bench:
         self.did: list[str] = []
         self.answers: dict[str, Any] = {}
         self.step: NextStep | None = None
-        self.views: dict[str, Any] = {}
         self.may = True
         self.entries: dict[str, Entry] = {}
         self.fleet = FleetState()
@@ -223,15 +220,14 @@ class Bench:
         self.queue.deliver_to(evaluator, self.made)
         self.node_state: Any = NodeState("n1", now=loop.time)
         for module, name, kinds in PLANS:
-            patch.setattr(module, name, self._plan(name, kinds))
+            patch.setattr(module, name, self._plan(kinds))
 
     def evaluate_node(self, node_state: Any) -> None:
         node_state.work.begin_evaluation()
         self.did.append("evaluate_node")
 
-    def _plan(self, name: str, kinds: tuple[type, ...]) -> Callable[[Any], NextStep | None]:
-        def plan(view: Any) -> NextStep | None:
-            self.views[name] = view
+    def _plan(self, kinds: tuple[type, ...]) -> Callable[[Any], NextStep | None]:
+        def plan(_view: Any) -> NextStep | None:
             return self.step if self.step is not None and isinstance(self.step.do, kinds) else None
 
         return plan
@@ -332,19 +328,6 @@ async def test_nothing_more_is_begun_once_it_may_not_be(bench: Bench) -> None:
 # -- the order of steps ---------------------------------------------------------------------------
 
 
-async def test_another_installations_quarantine_is_left_alone_before_anything_else(
-    bench: Bench,
-) -> None:
-    bench.node_state.work.needs_read, bench.node_state.cluster.ended_overrides = (
-        True,
-        frozenset({WORD}),
-    )
-    assert await bench.next(quarantine=quarantine(foreign="elsewhere")) == (
-        True,
-        ["leave_foreign"],
-    )
-
-
 async def test_a_hint_is_looked_into_first(bench: Bench) -> None:
     set_fields(bench.node_state, needs_read=True, orphan="uid")
     assert await bench.next() == (False, ["read_node", "explain"])
@@ -354,20 +337,6 @@ async def test_pods_are_read_again_once_and_the_step_goes_on(bench: Bench) -> No
     bench.node_state.work.recheck_pods = True
     assert await bench.next() == (True, ["recheck"])
     assert await bench.next() == (True, [])
-
-
-async def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
-    bench: Bench,
-) -> None:
-    bench.answers["definition_is_going"] = True
-    await bench.next(quarantine=quarantine())
-    assert not bench.node_state.quarantine_view.definition_going
-    assert await bench.next(quarantine=quarantine(deleting=True)) == (
-        True,
-        ["definition_is_going", "explain"],
-    )
-    assert bench.node_state.quarantine_view.definition_going
-    assert bench.views["plan_release"].definition_going
 
 
 @pytest.mark.parametrize(
@@ -441,16 +410,6 @@ async def test_what_is_not_wanted_any_more_is_not_begun(
 ) -> None:
     bench.step = NextStep(step)
     assert await bench.next(quarantine=quarantine() if stands else None) == (False, [])
-
-
-async def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on(
-    bench: Bench,
-) -> None:
-    bench.step, bench.answers["wanted_now"] = NextStep(AdmissionStep.PROPOSE), WANTED
-    bench.answers["propose"] = False
-    assert await bench.next() == (True, ["propose"])
-    bench.answers["propose"] = True
-    assert await bench.next() == (False, ["propose"])
 
 
 async def test_a_cordon_ends_where_its_node_proved_gone(bench: Bench) -> None:
@@ -773,36 +732,9 @@ async def test_what_was_heard_is_acknowledged_when_it_is_durable(
 # -- what a step is decided on --------------------------------------------------------------------
 
 
-async def test_a_process_waits_for_an_agent_since_its_start(bench: Bench) -> None:
-    after = SETTINGS.limits.silent_drain_after
-    assert not bench.inputs.knows(bench.node_state)
-    await asyncio.sleep(after - 1)
-    assert not bench.inputs.knows(bench.node_state)
-    await asyncio.sleep(1)
-    assert bench.inputs.knows(bench.node_state)
-
-
 async def test_a_node_is_absent_too_long_by_what_its_object_says(bench: Bench) -> None:
     await asyncio.sleep(2 * SETTINGS.limits.absent_node_after)
     now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
     for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
         absent = quarantine(status={"node_absent_since": since})
         assert bench.inputs.is_absent_too_long(absent) == too_long
-
-
-async def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(bench: Bench) -> None:
-    found = bench.made._admission.view(bench.node_state)
-    assert (found.stopped, found.in_record) == (False, False)
-    bench.fleet.stop = "a drill"
-    bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-    found = bench.made._admission.view(bench.node_state)
-    assert (found.stopped, found.in_record) == (True, True)
-
-
-@pytest.mark.asyncio
-async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:
-    replica = Replica(World(), clock=Turned())
-    controller = replica.controller
-    assert controller.parts.switch._listeners == [controller.parts.cluster_events.records]
-    receivers = present(controller.parts.queue._receivers)
-    assert receivers[1] is controller.parts.worker
