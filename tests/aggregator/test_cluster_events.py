@@ -13,7 +13,6 @@ from aggregator.cluster.port import (
     Action,
     Node,
     NodeSeen,
-    NodeUncordoned,
     Phase,
     Quarantine,
     QuarantineGone,
@@ -33,7 +32,6 @@ from aggregator.quarantine.reconcile import cluster_events
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler, RecordEvents
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.runtime.interning import EMPTY
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, on
@@ -170,45 +168,6 @@ async def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing
     assert node_state.quarantine_view.ended == ""
 
 
-async def test_a_quarantine_that_somebody_took_away_leaves_an_orphan(bench: Bench) -> None:
-    node_state = bench.node_state()
-    await bench.send_event(QuarantineSeen(made(node_absent_since=1.0)))
-    node_state.decision.incidents, node_state.decision.wanted = {"i": 1}, object()
-    set_fields(node_state, release_held="x", release_poll=9.0)
-    node_state.quarantine_view.definition_going = True
-    assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
-    assert list(bench.registry.quarantine_index.quarantines()) == []
-    assert bench.registry.absent == set()
-    assert [node_state.quarantine] == [None]
-    assert (
-        node_state.quarantine_view.orphan,
-        node_state.quarantine_view.ended,
-        node_state.quarantine_view.vanished,
-    ) == ("q", "q", "")
-    assert (
-        node_state.quarantine_view.to_adopt,
-        node_state.work.needs_read,
-        node_state.quarantine_view.definition_going,
-    ) == (False, False, False)
-    assert (node_state.decision.incidents, node_state.decision.wanted) == (EMPTY, None)
-    assert (
-        node_state.quarantine_view.release_held,
-        node_state.quarantine_view.release_poll,
-    ) == ("", 0.0)
-
-
-async def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays(
-    bench: Bench,
-) -> None:
-    node_state = bench.node_state(made())
-    health: Any = SimpleNamespace(has_snapshot=True)
-    set_fields(node_state, health=health, ended="q")
-    node_state.decision.incidents = incidents = {"i": 1}
-    await bench.send_event(QuarantineGone("n1", "q"))
-    assert node_state.quarantine_view.orphan == ""
-    assert node_state.decision.incidents is incidents
-
-
 async def test_one_that_a_read_missed_first_is_told_of_by_the_watch(bench: Bench) -> None:
     node_state = bench.node_state(None)
     node_state.quarantine_view.vanished = "q"
@@ -228,76 +187,7 @@ async def test_one_that_a_read_missed_first_is_told_of_by_the_watch(bench: Bench
     assert [node_state.quarantine_view.remains] == [None]
 
 
-async def test_one_that_goes_with_its_definition_is_made_again(bench: Bench) -> None:
-    known = made()
-    node_state = bench.node_state(known)
-    await bench.send_event(QuarantineGone("n1", "q", with_definition=True))
-    assert (
-        node_state.quarantine_view.orphan,
-        node_state.quarantine_view.to_adopt,
-        node_state.quarantine_view.remains,
-    ) == ("", True, known.spec)
-    assert node_state.quarantine_view.definition_going
-
-
-@pytest.mark.parametrize("with_definition", [True, False])
-async def test_the_end_of_another_installations_makes_us_read_the_node(
-    bench: Bench, *, with_definition: bool
-) -> None:
-    node_state = bench.node_state(made(foreign="elsewhere"))
-    await bench.send_event(QuarantineGone("n1", "q", with_definition=with_definition))
-    assert (
-        node_state.work.needs_read,
-        node_state.quarantine_view.orphan,
-        node_state.quarantine_view.to_adopt,
-    ) == (
-        True,
-        "",
-        False,
-    )
-
-
-@pytest.mark.parametrize("last_report", [None, 1.0])
-async def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
-    bench: Bench, last_report: float | None
-) -> None:
-    forgotten: list[Any] = []
-    bench.made._is_no_more = lambda _: True
-    bench.made._forget = forgotten.append
-    node_state = bench.node_state(made())
-    node_state.cluster.node_gone, node_state.agent.last_seen = True, last_report
-    node_state.work.task = asyncio.create_task(asyncio.sleep(1))
-    await bench.send_event(QuarantineGone("n1", "q"))
-    assert forgotten == []
-    await asyncio.sleep(2)
-    assert forgotten == ([node_state] if last_report is None else [])
-    node_state.cluster.node_gone = False
-    bench.made._was_made_up(node_state)
-    assert len(forgotten) == (last_report is None)
-
-
 # -- nodes ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("quarantine", "foreign", "attended"),
-    [
-        (made(), "", True),
-        (made(Phase.DRAINED), "", True),
-        (made(Phase.ADMITTED), "", False),
-        (made(Phase.RELEASING), "", False),
-        (made(Phase.ADMITTED), "theirs", True),
-        (None, "theirs", True),
-        (None, "", False),
-    ],
-)
-async def test_an_uncordon_matters_to_a_node_that_was_cordoned(
-    bench: Bench, quarantine: Quarantine | None, foreign: str, *, attended: bool
-) -> None:
-    node_state = bench.node_state(quarantine)
-    node_state.cluster.foreign = foreign
-    assert await bench.send_event(NodeUncordoned("n1")) == ["add n1"] * attended
-    assert node_state.work.needs_read == attended
 
 
 async def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_then(
