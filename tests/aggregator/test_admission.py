@@ -697,8 +697,11 @@ def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
     [
         ("{}", "'entries' is missing in it"),
         ("[]", "not as sickbay writes it"),
-        ("nonsense", "it is no JSON: Expecting value, line 1, column 1"),
-        ('{"entries": {},\n "admissions": [],,', "it is no JSON: .*, line 2, column 19"),
+        ("nonsense", "JSON is malformed: .*byte 4"),
+        ('{"entries": [],\n "admissions": [],,', "JSON is malformed: .*byte 34"),
+        ('{"entries": [], "admissions": [[NaN, ""]], "policy_hash": ""}', "JSON is malformed"),
+        ('{"entries": [], "admissions": [[1e999, ""]], "policy_hash": ""}', "out of range"),
+        (r'{"entries": [], "admissions": [], "policy_hash": "\udc00"}', "surrogate"),
         ("null", "not as sickbay writes it"),
         ('{"entries": [], "admissions": 3, "policy_hash": ""}', "not as sickbay writes it"),
         ('{"entries": [{}], "admissions": [], "policy_hash": ""}', "'node' is missing in it"),

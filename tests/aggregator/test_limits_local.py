@@ -120,9 +120,9 @@ async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(
         assert vars(line)["error"] == controller.record_problem
         said, _, command = controller.record_problem.partition(" in force: ")
         assert said == (
-            f"the admission record can't be read: table record of {file}: it is no JSON: Expecting "
-            "property name enclosed in double quotes, line 1, column 2. No new quarantine is "
-            "admitted. To have it made anew from the Quarantines"
+            f"the admission record can't be read: table record of {file}: it is not as sickbay "
+            "writes it: JSON is malformed: object keys must be strings (byte 1). No new quarantine "
+            "is admitted. To have it made anew from the Quarantines"
         )
         program, database, statement = shlex.split(command)
         assert (program, database) == ("sqlite3", str(file))
