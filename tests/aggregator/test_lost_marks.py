@@ -24,7 +24,7 @@ from aggregator.cluster.port import (
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
 from aggregator.quarantine.reconcile.rounds import REFRESH
-from tests.support.memory_cluster import World
+from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time, loop_time
@@ -167,14 +167,35 @@ async def test_a_restore_whose_report_fails_counts_all_the_same() -> None:
         patched = call == "patch_node" or (patched and not lost)
         return Unreachable("no answer") if lost else None
 
-    await drained(world, fails=fails)
+    replica = await drained(world, fails=fails)
     loses, patched = True, False
     for _ in range(RULES.restore_times):
         world.set_node(without(world.nodes["n1"], TAINT))
         await until(lambda: is_whole(world) and not missing(world), within=3600)
+    kind = "quarantine.marks_restored"
+    told = [one.summary for one in replica.notes.transitions if one.kind == kind]
+    assert ["set again, " in text for text in told] == [True] * RULES.restore_times
     world.set_node(without(world.nodes["n1"], TAINT))
     await asyncio.sleep(6 * 3600)
     assert not is_whole(world)
+
+
+async def test_each_loss_is_reported_also_after_a_report_without_an_answer() -> None:
+    world, answered = World(), False
+
+    def loses(call: str) -> ClusterError | None:
+        nonlocal answered
+        if answered or call != "write_quarantine_status" or not missing(world):
+            return None
+        answered = True
+        return Unreachable("no answer")
+
+    replica = await drained(world, cluster=MemoryCluster(world, loses=loses))
+    for times in (1, 2):
+        world.set_node(without(world.nodes["n1"], TAINT))
+        await until(lambda: bool(missing(world)))
+        await until(lambda: is_whole(world) and not missing(world), within=3600)
+        assert replica.notes.kinds("n1").count("quarantine.marks_missing") == times
 
 
 async def test_missing_marks_are_reported_although_no_status_can_be_written() -> None:

@@ -76,11 +76,11 @@ class MarkRestorer:
         status = replace(in_force.status, marks=marks, applied=applied)
         if status.phase is Phase.CORDONED:
             status = replace(status, message=self._marked(node_state.node))
-        await self._acts.write_status(node_state, in_force, status)
         times = self.rules.restore_times
         named = describe_missing(missing, status.applied)
         text = f"set again, {marks.restored} of {times}: {named}"
-        self._acts.emit_event(node_state, EventKind.MARKS_RESTORED, text)
+        with self._acts.reporting(node_state, EventKind.MARKS_RESTORED, text):
+            await self._acts.write_status(node_state, in_force, status)
 
     def _may(self, node_state: NodeState, node: Node, quarantine: Quarantine) -> bool:
         """Whether it is still to be done, now that the node was read."""
