@@ -709,6 +709,17 @@ async def test_the_event_of_a_write_comes_once_also_where_it_fails(
         assert len(bench.kinds()) == events
 
 
+async def test_a_failed_write_hides_no_event_of_the_nodes_next_quarantine(bench: Bench) -> None:
+    for number in (1, 2):
+        bench.stands(made(uid=f"q{number}"))
+        with (
+            contextlib.suppress(Unreachable),
+            bench.acts.reporting(bench.node_state, EventKind.REPAIR_EXHAUSTED, "x"),
+        ):
+            raise Unreachable("no answer")
+        assert len(bench.kinds()) == number
+
+
 # -- reads ----------------------------------------------------------------------------------------
 
 

@@ -98,8 +98,9 @@ class NodeActions(NodeReports):
         self.place = Guard(self.switch.check_place)
         #: A storm has thousands of refusals, all for the same reason.
         self._refusals = RateLimitedLog(_REFUSALS_EVERY)
-        #: By node, the event that was emitted although its write has failed, and when it last did.
-        self._emitted: Recent[str, tuple[EventKind, float]] = Recent()
+        #: By node, the event that was emitted although its write has failed, with the uid of the
+        #: Quarantine, and when the write last failed.
+        self._emitted: Recent[str, tuple[tuple[EventKind, str], float]] = Recent()
 
     def guard(
         self,
@@ -229,13 +230,14 @@ class NodeActions(NodeReports):
         if kind is None:
             yield
             return
-        node, now = node_state.node, self.clocks.now()
+        node, now, quarantine = node_state.node, self.clocks.now(), node_state.quarantine
+        event = kind, quarantine.uid if quarantine is not None else ""
         known, at = self._emitted.get(node, (None, now))
-        is_emitted = known is kind and now < at + _EMITTED_FOR
+        is_emitted = known == event and now < at + _EMITTED_FOR
         try:
             yield
         except (Refused, Unreachable):
-            self._emitted[node] = kind, now
+            self._emitted[node] = event, now
             if not is_emitted:
                 self.emit_event(node_state, kind, text, details)
             raise
