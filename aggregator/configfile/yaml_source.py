@@ -238,7 +238,11 @@ def _words(model: SectionType, error: ErrorDetails) -> str:
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     key = tuple(error["loc"])
     if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
-        return f"unknown key; expected {_guess(str(key[-1]), keys_at(model, key[:-1]))}"
+        name, known = str(key[-1]), keys_at(model, key[:-1])
+        section, dot, below = name.partition(".")
+        if dot and section in known:
+            return f'unknown key; expected "{section}:" and, indented, below it "{below}:"'
+        return f"unknown key; expected {_guess(name, known)}"
     if kind in {"literal_error", "enum"}:
         if isinstance(value, bool) and "'True'" in context["expected"]:  # YAML's own True
             wanted = str(context["expected"]).replace("'", '"')

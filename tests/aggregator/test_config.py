@@ -416,7 +416,10 @@ BAD: list[tuple[str, str]] = [
         'documentation_url: "https://docs.test/?a=1" is no address of the documentation',
     ),
     ("log_level: loud", 'log_level: "loud"; expected debug, info, warning or error'),
-    ("limits.concurrent: 5", "limits.concurrent: unknown key; expected"),
+    (
+        "limits.concurrent: 5",
+        'limits.concurrent: unknown key; expected "limits:" and, indented, below it "concurrent:"',
+    ),
     ("[1, 2]: x", "not a plain key; expected a word before the colon"),
     ("mode: !!python/object:os.system x", "mode: "),
     *(
