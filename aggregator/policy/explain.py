@@ -59,7 +59,8 @@ def explain(policy: Policy, question: Question) -> Explanation:
     others = [(rule, "") for rule in met if rule is not decides]
     for rule in policy.rules:
         wants = _wants(rule, question)
-        alone = replace(rule, with_faults=())
+        anywhere = rule.components if question.component else ()
+        alone = replace(rule, with_faults=(), components=anywhere)
         eased = replace(policy, rules=(alone,))
         if rule not in met and _met(eased, _obliging(rule, question), rule):
             others.append((rule, wants))
@@ -161,6 +162,8 @@ def _wants(rule: Rule, question: Question) -> str:
         wants.append(f"check {rule.confirmed_by} has failed too")
     if question.check and question.status == "degraded" and rule.status == "failed":
         wants.append("it fails")
+    if rule.components and not question.component:
+        wants.append(f"it is on {' or '.join(rule.components)}")
     if question.check and not question.reason and rule.reasons:
         wants.append(f"its reason is {' or '.join(rule.reasons)}")
     return ", and ".join(wants)

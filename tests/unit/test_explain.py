@@ -109,6 +109,7 @@ LINK = Question(check="nic-link", component="eth0")
     [
         ({}, LINK, None),
         ({"components": ("eth*",)}, LINK, None),
+        ({"components": ("eth*", "ib0")}, replace(LINK, component=""), "it is on eth* or ib0"),
         ({"reasons": ("down",)}, replace(LINK, reason="down"), None),
         ({"reasons": ("down",)}, LINK, "its reason is down"),
         ({"reasons": ("down", "gone")}, LINK, "its reason is down or gone"),
