@@ -41,7 +41,7 @@ def listing(checks: Sequence[dict[str, Any]]) -> str:
 
 def _paragraph(check: dict[str, Any]) -> str:
     if check["off_because"]:
-        state = f"off: {check['off_because']}"
+        state = f"off: {check['off_because'].removeprefix('off ')}"
     elif check["interval_seconds"]:
         state = f"on, every {check['interval_seconds']:g} s"
     else:

@@ -89,7 +89,7 @@ def _off_lines(off: Sequence[CheckInfo]) -> list[str]:
         names.setdefault(check.off_because, []).append(check.name)
     lines = []
     for reason, checks in names.items():
-        text = f"off, {reason}: {', '.join(checks)}"
+        text = f"off, {reason.removeprefix('off ')}: {', '.join(checks)}"
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="     ", break_on_hyphens=False)
     return lines
 

@@ -127,6 +127,7 @@ def test_a_machine_without_a_gpu_says_no_gpu_and_does_not_fail(tmp_path: Path) -
     off = done.out[done.out.index("off, no GPU: ") :]
     for name in ("gpu-inventory", "gpu-ecc", "gpu-rows", "gpu-recovery"):
         assert name in off[: off.index("off, ", 5)]
+    assert "off, by configuration (" in off
     assert "no agent is running" in done.row("note:")
 
 
