@@ -41,7 +41,8 @@ def _review(client: ApiClient, binding: dict[str, Any]) -> dict[str, Any] | None
     if subject["kind"] == "Group":
         user, groups = "of-this-group", [subject["name"]]
     elif subject["kind"] == "ServiceAccount":
-        user = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+        home = subject.get("namespace", namespace)
+        user = f"system:serviceaccount:{home}:{subject['name']}"
     who, verb = {"user": user, "groups": groups}, rule["verbs"][0]
     if "nonResourceURLs" in rule:
         return who | {"nonResourceAttributes": {"path": rule["nonResourceURLs"][0], "verb": verb}}
