@@ -589,14 +589,17 @@ async def test_a_bug_in_the_evaluation_or_a_read_again_ends_no_task(bench: Bench
     evaluating, evaluate = [ZeroDivisionError] * 9, bench.evaluate_node
 
     def evaluate_node(node_state: NodeState) -> None:
+        evaluate(node_state)
         if evaluating:
             raise evaluating.pop()
-        evaluate(node_state)
 
     vars(bench)["evaluate_node"] = evaluate_node
+    sign = bench.loop.create_future()
+    bench.node_state.work.waiters = (sign,)
     bench.queue.evaluate(bench.node_state)
     await asyncio.sleep(0)
     await bench.node_state.work.task
+    assert (evaluating, sign.done()) == ([], True), "evidence is acknowledged once evaluated"
     assert not bench.node_state.work.evaluation_due
 
 

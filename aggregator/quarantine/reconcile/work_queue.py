@@ -83,7 +83,11 @@ class WorkQueue:
     def evaluate_due(self, node_state: NodeState) -> None:
         """Evaluate the node now, where that was requested: a step is about to be planned."""
         if self._receivers is not None and node_state.work.evaluation_due:
-            self._receivers[0].evaluate_node(node_state)
+            try:
+                self._receivers[0].evaluate_node(node_state)
+            except Exception:
+                node_state.work.request_evaluation()  # no evidence is acknowledged before that
+                raise
 
     def begin(self, node_state: NodeState) -> None:
         """Have the worker receive the node now, if it was added."""
@@ -159,10 +163,10 @@ class WorkQueue:
     def _begin(self, node_state: NodeState) -> None:
         """Evaluate the node where that is due, and have its task begin where a step may be."""
         assert self._receivers is not None
-        work, (evaluator, worker) = node_state.work, self._receivers
+        work, (_, worker) = node_state.work, self._receivers
         if work.evaluation_due:
             try:
-                evaluator.evaluate_node(node_state)
+                self.evaluate_due(node_state)
             except Exception:
                 log.exception(
                     "evaluation of a node raised an unexpected error",
