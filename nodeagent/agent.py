@@ -389,12 +389,15 @@ class Agent:
         self._renew_uplink()
 
     def _end_parts(self, checks: Iterable[str]) -> None:
-        """A person has turned ``checks`` off, which ends the faults of their parts too."""
+        """``checks`` no longer run. One that a person has turned off ends its failed parts too; one
+        of a site's own that is removed does not: its section may be back with the next version.
+        """
         latch = self._recorder.latch
         for name in sorted(checks):
             gone = [Gone(name, component) for component in latch.known(name)]
             self._recorder.record_observations(gone)
-            if latch.clear_by_operator(component="", code=name):
+            off = name in self._check_set.off
+            if off and latch.clear_by_operator(component="", code=name):
                 self._recorder.changed_by_hand()
 
     def _renew_uplink(self) -> None:
