@@ -404,13 +404,7 @@ async def test_a_failed_part_that_is_named_no_longer_or_excluded_is_over(
         lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
     )
     agent.more = quiet.replace(off, f'{own}exclude = ["/nothing-*"]' if restarts else own)
-    if restarts:
-        await agent.terminate()
-        agent.start()
-    else:
-        agent.write_config()
-        assert agent.process is not None
-        agent.process.send_signal(signal.SIGHUP)
+    await _follows(agent, restarts=restarts)
     await until(lambda: place not in aggregator.latest.components, what=agent.log())
 
 
@@ -432,14 +426,19 @@ async def test_a_failed_part_whose_name_or_check_was_taken_out_is_over(
         lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
     )
     agent.more = quiet.replace(off, f"[checks.reach]\n{settings}")
+    await _follows(agent, restarts=restarts)
+    await until(lambda: place not in aggregator.latest.components, what=agent.log())
+
+
+async def _follows(agent: AgentProcess, *, restarts: bool) -> None:
+    """The agent follows its changed configuration, by a restart or while it runs."""
     if restarts:
         await agent.terminate()
         agent.start()
-    else:
-        agent.write_config()
-        assert agent.process is not None
-        agent.process.send_signal(signal.SIGHUP)
-    await until(lambda: place not in aggregator.latest.components, what=agent.log())
+        return
+    agent.write_config()
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGHUP)
 
 
 async def _explained(agent: AgentProcess, check: str) -> dict[str, Any]:
