@@ -276,9 +276,8 @@ class QuarantineCase(OperationCase):
         repeatable = self._of.settings.repairers[step.repair].repairer.sends_twice
         if not repeatable and await self._of.is_order_gone(fresh, operation, step.request):
             why = f"the operation {operation} is gone, and its order may have been carried out"
-            if (
-                fresh.status.repair.exhausted != why
-            ):  # a test before the release is due all the same
+            # A test before the release is due all the same.
+            if fresh.status.repair.exhausted != why:
                 await self._of.status.exhaust(self._state, fresh, why)
             return None
         by_hand = bool(step.request)
