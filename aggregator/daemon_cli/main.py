@@ -20,10 +20,9 @@ from aggregator.config.unreleased_files import damaged_files, unreleased_files
 from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy
 from aggregator.daemon_cli.file_check import unusable_alert_files, unusable_files
-from aggregator.daemon_cli.subcommand import add_command
+from aggregator.daemon_cli.subcommand import add_command, print_visibly
 from aggregator.ingest import grpc_env
 from aggregator.runtime.imports import imports_without_collections
-from aggregator.runtime.text import visible_lines
 from aggregator.version import VERSION
 from sickbay.arguments import SuggestingParser
 
@@ -31,8 +30,6 @@ log = logging.getLogger("sickbay.app")
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
-#: Characters of a problem's line.
-_MOST_LINE = 10_000
 
 DEFAULT_CONFIG = Path("/etc/sickbay/aggregator.yaml")
 
@@ -46,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except ConfigError as error:
         for line in error.lines():
-            print(visible_lines(line, _MOST_LINE), file=sys.stderr)
+            print_visibly(line, sys.stderr)
         code = USAGE
     except KeyboardInterrupt:
         code = INTERRUPTED

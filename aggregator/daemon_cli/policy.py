@@ -6,13 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon_cli import pools, replay
-from aggregator.daemon_cli.subcommand import add_command, shaped_as
+from aggregator.daemon_cli.subcommand import add_command, print_visibly, shaped_as
 from aggregator.rfc3339 import span
 from aggregator.runtime.command_options import add_value
-from aggregator.runtime.text import visible_lines
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
@@ -22,8 +21,6 @@ if TYPE_CHECKING:  # half a second that other commands need not spend
 
 _OK = 0
 _ODD = 1
-#: Characters of a line, and of an explanation.
-_MOST = 10_000
 _CODE = re.compile(r"[a-z][a-z0-9-]*(:[A-Za-z0-9._-]+)*")
 _REGISTERS = ("intr_info", "error_status")
 _check_name = shaped_as(r"[a-z][a-z0-9-]*", "no name; expected one such as disk-space")
@@ -112,9 +109,9 @@ def _check(options: argparse.Namespace) -> int:
     changed = [rule for rule in policy.rules if shipped.get(rule.name, rule) != rule]
     print(f"{options.file}: sound ({len(added)} rules added, {len(changed)} shipped ones changed)")
     for rule in changed:
-        _print(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
+        print_visibly(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
     for rule in added:
-        _print(f"  added    {rule.name}: {rule.action}")
+        print_visibly(f"  added    {rule.name}: {rule.action}")
     found = warn(options.file, policy)
     if options.config is not None:
         from aggregator.config.settings import load
@@ -136,7 +133,7 @@ def _report(file: Path, severity: str, found: Iterable[tuple["Key", str]]) -> in
 
     problems = [read(file).problem(key, text) for key, text in found]
     for one in problems:
-        _print(f"{file}:{one.line}: {severity}: {one.key}: {one.text}", sys.stderr)
+        print_visibly(f"{file}:{one.line}: {severity}: {one.key}: {one.text}", sys.stderr)
     return len(problems)
 
 
@@ -151,13 +148,8 @@ def warn(file: Path, policy: "Policy") -> int:
     found = lint_file(file, policy)
     for problem in found:
         key = f"{problem.key}: " if problem.key else ""
-        _print(f"{file}:{problem.line}: warning: {key}{problem.text}", sys.stderr)
+        print_visibly(f"{file}:{problem.line}: warning: {key}{problem.text}", sys.stderr)
     return len(found)
-
-
-def _print(text: str, stream: TextIO | None = None) -> None:
-    """No character of a file of rules moves the cursor."""
-    print(visible_lines(text, _MOST), file=stream)
 
 
 def _change(before: "Rule", after: "Rule") -> str:
@@ -218,7 +210,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.output == "json":
         print(json.dumps({**_as_json(answer), **where}, indent=2))
     else:
-        _print(_text(answer, where))
+        print_visibly(_text(answer, where))
     return _OK
 
 

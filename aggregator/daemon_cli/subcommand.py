@@ -1,9 +1,14 @@
-"""A command of ``sickbay-aggregator``, with its purpose in its own help too."""
+"""A command of ``sickbay-aggregator``, with its purpose in its own help too, and what it prints."""
 
 import argparse
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
+
+from aggregator.runtime.text import visible_lines
+
+#: Characters of a line, and of an explanation.
+_MOST = 10_000
 
 
 def add_command(group: Any, name: str, purpose: str, more: str = "") -> argparse.ArgumentParser:
@@ -27,3 +32,8 @@ def shaped_as(pattern: str, what: str) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def print_visibly(text: str, stream: TextIO | None = None) -> None:
+    """Print to ``stream``, or to stdout. No character of a file's text moves the cursor."""
+    print(visible_lines(text, _MOST), file=stream)
