@@ -21,6 +21,7 @@ from nodeagent.clock import Clock, SystemClock
 from nodeagent.configfile.units import host_port
 from nodeagent.local.server import private_socket, remove_socket
 from nodeagent.sources.tcp_probe import ResolveError, Resolver, connect
+from sickbay.json_text import read_json
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class _Prober:
 
 def _parse(line: bytes) -> tuple[list[str], dict[str, tuple[str, int]]]:
     """Raises ValueError or TypeError."""
-    request = json.loads(line)
+    request = read_json(line)
     if not isinstance(request, dict):
         raise TypeError("no question")
     names, targets = request.get("names", []), request.get("targets", [])

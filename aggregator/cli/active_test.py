@@ -4,7 +4,6 @@ Exit codes: 0 passed, 1 failed, 2 the command line makes no sense, 3 no verdict.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -32,6 +31,7 @@ from aggregator.cluster.port import Operation, RepairAttempt
 from aggregator.policy.repairs import TEST
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.cli_flags import reading_flags
+from sickbay.json_text import read_json
 
 #: Measure, component, value, unit.
 Row = tuple[str, str, float, str]
@@ -436,7 +436,7 @@ def _tests(source: Source, *, node: str = "", pages: int = 1) -> Iterator[Answer
 def _measured(text: str) -> list[Row]:
     """Rows of measure, component, value and unit; text that is none gives none."""
     try:
-        rows = json.loads(text or "[]")
+        rows = read_json(text or "[]")
         return [(str(m), str(of), float(value), str(unit)) for m, of, value, unit in rows]
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return []

@@ -3,7 +3,6 @@ at once.
 """
 
 import http.client
-import json
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from aggregator.cli.text_table import clean
 from aggregator.runtime.interning import EMPTY
 from aggregator.tls.client_context import CaFileError, client_context
 from aggregator.version import VERSION
+from sickbay.json_text import read_json
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 #: OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED; HOSTNAME_MISMATCH and IP_ADDRESS_MISMATCH.
@@ -79,7 +79,7 @@ class _Object(dict[str, Any]):
         )
 
 
-read_answer = partial(json.loads, object_pairs_hook=_Object)
+read_answer = partial(read_json, object_pairs_hook=_Object)
 
 
 class Client:
@@ -223,7 +223,7 @@ def _error_text(error: HTTPError) -> str:
             return (
                 f"{error.url} leads to {where}, which is not followed\n  Is that a log-in's page?"
             )
-        problem = json.loads(error.read())
+        problem = read_json(error.read())
         then = "\n  Then: --token-file FILE or SICKBAY_TOKEN, with --url"
         more = then if error.code == HTTPStatus.UNAUTHORIZED else ""
         return f"{problem['error']}\n  {problem['hint']}{more}"

@@ -5,7 +5,6 @@ of the account sickbay-viewer, which may read and do nothing else, for ten minut
 own token comes after it, for a person who may not make tokens of that account.
 """
 
-import json
 from collections.abc import Iterator
 
 from aggregator.cli.kube_session import KubeSession
@@ -13,6 +12,7 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import UNGUARDED, ClusterError
+from sickbay.json_text import read_json
 
 #: The account of deploy/kubernetes/access.yaml.
 VIEWER = "sickbay-viewer"
@@ -31,7 +31,7 @@ def tokens(session: KubeSession, namespace: str) -> Iterator[str]:
             body=encode({"spec": {"expirationSeconds": _LIFETIME}}),
             guard=UNGUARDED,
         )
-        return str(json.loads(body)["status"]["token"])
+        return str(read_json(body)["status"]["token"])
 
     async def own(api: Transport) -> str:
         scheme, _, token = (await api.credentials.authorization() or "").partition(" ")

@@ -4,7 +4,6 @@ listener: no other user of this machine can use the connection.
 
 import asyncio
 import contextlib
-import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from aggregator.cluster.kubernetes import paths, port_forward
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import ClusterError, NotFound, Refused
+from sickbay.json_text import read_json
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class Tunnel:
         """The authority that the aggregator publishes, or None where it can't be read."""
         try:
             body = self._session.attempt(self._bundle)
-            text = json.loads(body)["data"]["ca.crt"]
+            text = read_json(body)["data"]["ca.crt"]
             return self.present_certificate(ssl.create_default_context(cadata=text))
         except (ClusterError, ValueError, KeyError, TypeError, ssl.SSLError):
             return None
@@ -163,7 +163,7 @@ class Tunnel:
         body = await api.get(
             paths.pods(self._namespace), Priority.READ, query={"labelSelector": _SELECTOR}
         )
-        return aggregator_pods(json.loads(body))
+        return aggregator_pods(read_json(body))
 
     async def _bundle(self, api: Transport) -> bytes:
         where = paths.ca(self._namespace)

@@ -1,11 +1,12 @@
 """Pools on the command line: warnings, the labels of nodes, the effect of rules on each pool."""
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sickbay.json_text import read_json
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
@@ -89,7 +90,7 @@ def read_labels(file: Path) -> dict[str, Labels]:
 
     expected = "expected the output of: kubectl get nodes -o json"
     try:
-        items = json.loads(read_file_or_pipe(file, most=_MOST_NODES_FILE))["items"]
+        items = read_json(read_file_or_pipe(file, most=_MOST_NODES_FILE))["items"]
         return {
             str(one["metadata"]["name"]): {
                 str(key): str(value) for key, value in (one["metadata"].get("labels") or {}).items()
@@ -98,7 +99,7 @@ def read_labels(file: Path) -> dict[str, Labels]:
         }
     except OSError as error:
         raise NodesFileError(f"{file} can't be read: {error.strerror}; {expected}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NodesFileError(f"{file} is no list of nodes; {expected}") from error
 
 

@@ -21,6 +21,7 @@ from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.private_file import replace_file
 from aggregator.tls.key_set import KeysError, read_key_set
+from sickbay.json_text import read_json
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class KeySet:
 
 def read_keys(issuer: str, text: str) -> KeySet:
     """``text`` is a JWKS. Raises KeysError, and ValueError for other text."""
-    usable = read_key_set(json.loads(text), ALGORITHMS)
+    usable = read_key_set(read_json(text), ALGORITHMS)
     keys = {str(key.key_id): key for key in usable if key.key_id}
     if not keys:
         raise KeysError("no key is published with an id")
@@ -80,7 +81,7 @@ class JwksCache:
         fetched.
         """
         try:
-            saved = json.loads(self._cache.read_text("utf-8"))
+            saved = read_json(self._cache.read_text("utf-8"))
             self._set = read_keys(str(saved["issuer"]), json.dumps(saved["jwks"]))
         except FileNotFoundError:
             return
@@ -159,7 +160,7 @@ class JwksCache:
 
     def _save(self, keys: KeySet) -> None:
         """Without the file a restart needs the API server."""
-        text = json.dumps({"issuer": keys.issuer, "jwks": json.loads(keys.text)})
+        text = json.dumps({"issuer": keys.issuer, "jwks": read_json(keys.text)})
         try:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self._cache, text.encode())

@@ -6,7 +6,6 @@ an order is sent once; the Node's other boot id proves it.
 """
 
 import base64
-import json
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, Rep
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.guarded_connector import guarded_post
 from aggregator.tls.client_context import CaFileError, client_context
+from sickbay.json_text import read_json
 
 _ATTEMPT = 60.0
 _MOST_ANSWER = 64 * 1024
@@ -96,7 +96,7 @@ class RedfishRepairer(SentOnce):
 def _error_in(reply: str) -> str:
     """The message of a Redfish error (DSP0266, error responses), or the text of another one."""
     try:
-        error = json.loads(reply)["error"]
+        error = read_json(reply)["error"]
         more = error.get("@Message.ExtendedInfo", ())
         messages = [error.get("message", ""), *(one.get("Message", "") for one in more)]
     except (ValueError, KeyError, TypeError, AttributeError):

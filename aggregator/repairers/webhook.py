@@ -9,7 +9,6 @@ The 200 of a test has a JSON object with ``verdict``: "passed", "failed" or "non
 Without one of these, and where the endpoint refuses, the test has no verdict about the node.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from aggregator.alerts.signed_call import EndpointAnswer, NoAnswerError, SignedE
 from aggregator.cluster.port import UNGUARDED, Guard, Unreachable
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from sickbay.json_text import read_json
 
 _VERDICTS = {
     "passed": AnswerState.DONE,
@@ -56,7 +56,7 @@ class WebhookRepairer:
     async def _post(self, order: RepairOrder, event: str, guard: Guard) -> RepairAnswer:
         more: dict[str, object] = {"event": event, "gpus": list(order.gpus)}
         if order.bundle:
-            more["evidence"] = json.loads(order.bundle)
+            more["evidence"] = read_json(order.bundle)
         ident = order.operation if event == "order" else f"{order.operation}-{event}"
         try:
             found = await self._endpoint.call(
@@ -77,8 +77,8 @@ def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:
     if answer.state is not AnswerState.DONE:
         return answer
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = read_json(text)
+    except ValueError:
         found = None
     reply = found if isinstance(found, dict) else {}
     state = _VERDICTS.get(str(reply.get("verdict")), AnswerState.INCONCLUSIVE)

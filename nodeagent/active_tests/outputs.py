@@ -4,7 +4,6 @@ Each reader takes the exit code and the output, and raises no exception, whateve
 that cannot be read gives no measurement; a threshold then fails the step (``evaluate``).
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from nodeagent.active_tests.model import TestMeasurement, Verdict
 from nodeagent.dataclass import dataclass
+from sickbay.json_text import read_json
 
 __all__ = ["KINDS", "MEASURES", "Reading", "read"]
 
@@ -281,8 +281,8 @@ def read(kind: str, code: int, text: str) -> Reading:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         return None
 
 

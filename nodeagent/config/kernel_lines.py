@@ -1,6 +1,5 @@
 """``[kernel_lines.NAME]``: the site's own kernel lines; and node-problem-detector's rules."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from nodeagent.configfile import values
 from nodeagent.configfile.toml_table import Table
 from nodeagent.model import Status
 from sickbay import regular_file
+from sickbay.json_text import read_json
 
 _STATUSES = {"failed": Status.FAILED, "degraded": Status.DEGRADED, "ok": Status.OK}
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
@@ -128,12 +128,12 @@ def read_monitor(top: Table, name: str, taken: Mapping[str, CheckSettings]) -> _
         return (), {}
     problems: list[str] = []
     try:
-        document = json.loads(regular_file.read(path))
+        document = read_json(regular_file.read(path))
         source, foreign = str(document["source"]), _other_log(document)
         rules = [(at, dict(rule)) for at, rule in enumerate(document["rules"])]
         # One rule is found for a line, and a lasting condition outranks an event.
         rules.sort(key=lambda each: each[1].get("type") != "permanent")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         top.problem(
             name, f"{path} is not of node-problem-detector's form: {error!r}", "source, rules"
         )

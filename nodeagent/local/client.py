@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sickbay.json_text import read_json
+
 _REFUSED = 400
 _LARGEST = 32 * 1024 * 1024
 
@@ -114,7 +116,7 @@ def _decoded(raw: bytes, path: Path) -> Any:
     if code not in (200, _REFUSED):
         raise AgentTrouble("broken", f"the agent on {path} answered {code}")
     try:
-        answer = json.loads(body)
+        answer = read_json(body)
     except ValueError:
         raise AgentTrouble("broken", f"the agent on {path} gave no valid JSON") from None
     if code == _REFUSED:

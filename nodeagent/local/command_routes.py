@@ -1,12 +1,12 @@
 """Commands of a person on the node, by the unix socket: clear faults, release the driver."""
 
-import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from nodeagent.commands import CommandRefused, Commands
 from nodeagent.local.server import LocalResponse, Routes, json_answer
+from sickbay.json_text import read_json
 
 Carry = Callable[[Any], Awaitable[str]]
 
@@ -35,7 +35,7 @@ def routes(commands: Commands) -> Routes:
 
 async def _carry_out(carry: Carry, expected: str, body: bytes) -> LocalResponse:
     try:
-        result = await carry(json.loads(body))
+        result = await carry(read_json(body))
     except CommandRefused as error:
         return json_answer({"error": str(error)}, 400)
     except (ValueError, KeyError, TypeError, AttributeError):

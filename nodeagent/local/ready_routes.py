@@ -1,6 +1,5 @@
 """``POST /v1/ready``: whether a job may start on this node now. For the unix socket alone."""
 
-import json
 from collections.abc import Callable, Sequence
 
 from nodeagent.clock import Clock
@@ -9,6 +8,7 @@ from nodeagent.local.ready import Readiness, UnknownGpu, components_without, rea
 from nodeagent.local.server import LocalResponse, Routes, json_answer
 from nodeagent.recorder import EvidenceRecorder
 from nodeagent.sources.gpus import normalise
+from sickbay.json_text import read_json
 
 _EXPECTED = 'expected {"gpus": ["0", "GPU-...", ...]} or no body'
 
@@ -37,7 +37,7 @@ def reader(
 def routes(read: Callable[[Sequence[str]], Readiness]) -> Routes:
     async def ready(body: bytes) -> LocalResponse:
         try:
-            gpus = json.loads(body)["gpus"] if body else []
+            gpus = read_json(body)["gpus"] if body else []
             "".join(gpus)  # a list of texts, or TypeError
         except (ValueError, KeyError, TypeError):
             return json_answer({"error": _EXPECTED}, 400)

@@ -1,7 +1,6 @@
 """The agent's answers on its own node."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
 from nodeagent.sources.process_state import StuckTask, stuck
 from nodeagent.version import VERSION
+from sickbay.json_text import read_json
 
 #: Seconds between two readings of the tasks in the kernel.
 _STUCK_FOR = 0.25
@@ -119,7 +119,7 @@ class LocalRoutes:
 
     async def _run_checks(self, body: bytes) -> LocalResponse:
         try:
-            names = json.loads(body or b"{}")["checks"] if body else []
+            names = read_json(body or b"{}")["checks"] if body else []
             ", ".join(names)  # a list of texts, or TypeError
         except (ValueError, KeyError, TypeError):
             return json_answer({"error": 'expected {"checks": ["NAME", ...]} or no body'}, 400)

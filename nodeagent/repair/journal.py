@@ -18,6 +18,7 @@ from typing import Any
 
 from nodeagent.evidence.machine_identity import MachineIdentity, read_identity
 from nodeagent.repair.operation import Operations, RecordUnusable
+from sickbay.json_text import read_json
 
 __all__ = ["DETAILS", "NAME", "Journal", "NotRecorded"]
 
@@ -86,10 +87,10 @@ class Journal:
         except FileNotFoundError:
             return Operations()
         try:
-            document = json.loads(content)
+            document = read_json(content)
             found = Operations.of(document)
             theirs = read_identity(document)
-        except (ValueError, TypeError, RecursionError, RecordUnusable) as error:
+        except (ValueError, TypeError, RecordUnusable) as error:
             raise NotRecorded(
                 f"{path} is malformed ({error}): no order is obeyed; see which repairs were done, "
                 "move the file away and restart the agent"
@@ -146,7 +147,7 @@ class Journal:
 
     def _read_details(self, operation_id: str) -> dict[str, Any]:
         try:
-            document = json.loads(_read(self._folder / _details_name(operation_id)))
+            document = read_json(_read(self._folder / _details_name(operation_id)))
         except (FileNotFoundError, ValueError):
             return {}
         return document if isinstance(document, dict) else {}

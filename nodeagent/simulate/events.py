@@ -3,7 +3,6 @@
 Both have the same keys and the same errors. docs/simulate.md is the reference for people.
 """
 
-import json
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from nodeagent.configfile.toml_table import ConfigError, Document, Problem, Tabl
 from nodeagent.dataclass import dataclass
 from nodeagent.evidence.entries import ENDS
 from nodeagent.model import Status
+from sickbay.json_text import read_json
 
 #: A code as the agent writes it after parsing: without zeros in front.
 _CODE = re.compile(
@@ -104,8 +104,8 @@ def read_scenario(path: Path, known: Known) -> list[ScenarioEvent]:
 def read_line(line: str, known: Known) -> ScenarioEvent:
     """One event as a JSON object; its ``at`` counts from now. Raises ScenarioError."""
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        content = read_json(line)
+    except ValueError as error:
         raise ScenarioError(f"not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ScenarioError(

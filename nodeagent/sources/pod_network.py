@@ -74,7 +74,7 @@ def _parse(line: bytes, names: Sequence[str], targets: Sequence[str]) -> ProberR
         if "error" in reply:
             raise ProberError("error", f"the prober: {reply['error']}")
         return ProberReply(_chosen(reply["names"], names), _chosen(reply["targets"], targets))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise ProberError("garbled", f"the prober answered {line[:40]!r}") from None
 
 

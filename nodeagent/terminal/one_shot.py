@@ -8,7 +8,6 @@ came up within ``kernel_log.boot_grace``. The level checks see faults that are s
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from nodeagent.scheduler import CHECK_ERROR, HUNG
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, Record
 from nodeagent.sources.machine_identity import identify
+from sickbay.json_text import read_json
 
 #: Left over for the output: the checks get the rest of the time.
 _MARGIN = 0.5
@@ -74,14 +74,14 @@ class _OneShot:
         path = self._config.run_dir / STATE_FILE
         boot_id = _boot_id(machine)
         try:
-            document = json.loads(path.read_bytes())
+            document = read_json(path.read_bytes())
             identity = identify(machine, self._config.node)
             state = restore(document, boot_id=boot_id, new_epoch=None, identity=identity)
         except FileNotFoundError:
             pass  # no agent ran since the boot, so no fault is latched
         except Unreleased:
             self._notes.append(f"{path} is of an unreleased version; latched faults are not known")
-        except (OSError, ValueError, RecursionError, StateError) as error:
+        except (OSError, ValueError, StateError) as error:
             self._notes.append(f"{path} can't be used, so latched faults are not known: {error}")
         else:
             state.latch.components.clear()

@@ -146,6 +146,7 @@ async def ask(tmp_path: Path) -> AsyncIterator[Callable[[bytes], Awaitable[bytes
         b"",
         b"\x00\xff\n",
         b"7\n",
+        5_000 * b"[" + b"\n",
         b'{"names": "localhost"}\n',
         b'{"targets": ["no-port"]}\n',
         b'{"targets": [7]}\n',

@@ -108,6 +108,7 @@ V1 = "client.authentication.k8s.io/v1"
         ({"apiVersion": V1, "args": 3}, "", "args is no list"),
         ({"apiVersion": V1, "env": [3]}, "", "env is no list of name and value"),
         ({"apiVersion": V1}, "{", "failed to decode process output"),
+        ({"apiVersion": V1}, 100_000 * "[", "failed to decode process output: it is nested too"),
         ({"apiVersion": V1}, "[]", "the plugin's answer has no status"),
         ({"apiVersion": V1}, '{"apiVersion": "v2", "status": {}}', "API version is v2; expected"),
         ({"apiVersion": V1}, f'{{"apiVersion": "{V1}", "status": {{}}}}', "neither a token nor"),

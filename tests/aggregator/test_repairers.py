@@ -289,6 +289,7 @@ async def test_the_status_of_a_bmc_is_its_answer(
         ('{"error": "no"}', None),
         ("[]", None),
         ("<html>", None),
+        (100_000 * "[", 490 * "["),
     ],
 )
 async def test_the_message_of_a_redfish_error_is_told_and_any_other_text_as_it_is(

@@ -32,6 +32,13 @@ def programs(tmp_path: Path) -> Programs:
     return made
 
 
+async def test_an_answer_that_is_nested_too_deep_is_none(programs: Programs) -> None:
+    client = programs([])
+    (Path(client.folder) / "nodes.json").write_text(100_000 * "[")
+    with pytest.raises(Unreachable, match="printed no JSON: it is nested too deep"):
+        await client.read_nodes()
+
+
 @pytest.mark.parametrize("words", ["Invalid node name specified", "epilog: invalid option -z"])
 async def test_an_administrators_words_are_no_failure_of_a_program(
     programs: Programs, words: str

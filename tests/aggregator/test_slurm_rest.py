@@ -207,6 +207,10 @@ async def test_a_token_of_another_key_and_a_lost_place_change_nothing(
     server, rest = new
     with pytest.raises(GuardRefused):
         await rest.drain("n1", "sickbay: x", guard=Guard(refuse))
+    server.respond = lambda *_: (200, 100_000 * "[")  # type: ignore[method-assign]
+    with pytest.raises(Unreachable, match=r"200 \[\["):
+        await rest.read_nodes()
+    del server.respond
     server.token = "renewed.by.slurm"
     with pytest.raises(Refused, match=r"401 Authentication failure; slurmctld does not accept"):
         await rest.drain("n1", "sickbay: x", guard=UNGUARDED)

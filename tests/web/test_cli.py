@@ -41,6 +41,9 @@ from tests.web.support import (
     well,
 )
 
+#: JSON that no reader ends.
+DEEP = 100_000 * b"["
+
 
 async def test_status_says_how_the_fleet_is(served: Served) -> None:
     served.fleet.stop = "the fabric is being worked on"
@@ -287,6 +290,9 @@ async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> 
         ("status", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "can't be read"),
         ("status", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "answered no object: is"),
         ("status", b"HTTP/1.1 500 No\r\nContent-Length: 9\r\n\r\n{", "answered 500 No: is this"),
+        ("status", b"HTTP/1.0 200 OK\r\n\r\n" + DEEP, "can't be read: it is nested too deep"),
+        ("status", b"HTTP/1.0 500 No\r\n\r\n" + DEEP, "answered 500 No: is this"),
+        ("watch", b"HTTP/1.0 200 OK\r\n\r\ndata: " + DEEP + b"\n", "broke: it is nested too deep"),
         (
             "status",
             b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"headline": "ok"}',

@@ -19,6 +19,7 @@ from aggregator.cluster.kubernetes.kubeconfig_check import (
     choose,
     file_in_memory,
 )
+from sickbay.json_text import read_json
 
 #: A token is renewed this long (seconds) before it expires.
 _EARLY = 300.0
@@ -140,7 +141,7 @@ def _call_of(user: KubeconfigItem) -> tuple[list[str], str, dict[str, str]]:
 
 def _status_of(user: KubeconfigItem, out: bytes, version: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(out)
+        found = read_json(out)
     except ValueError as error:
         raise _wrong(user, f"exec: failed to decode process output: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("status"), dict):

@@ -3,7 +3,6 @@
 They prove the user by munge or a token, as every user's do. No shell runs them.
 """
 
-import json
 import logging
 import os
 import pwd
@@ -26,6 +25,7 @@ from aggregator.cluster.slurm.state import (
 )
 from aggregator.runtime.command_output import last_text
 from aggregator.runtime.node_name import expect_one_node
+from sickbay.json_text import read_json
 
 log = logging.getLogger("sickbay.slurm")
 
@@ -236,7 +236,7 @@ def nodes_of(answer: dict[str, Any]) -> list[SlurmNode]:
 def _answer(command: Sequence[str], code: int, output: str) -> dict[str, Any]:
     _expect_success(command, code, output)
     try:
-        answer = json.loads(output)
+        answer = read_json(output)
     except ValueError as error:
         raise Unreachable(f"{' '.join(command[:2])} printed no JSON: {error}") from error
     if not isinstance(answer, dict):

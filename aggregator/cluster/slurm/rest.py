@@ -7,7 +7,6 @@ https://slurm.schedmd.com/rest.html
 
 import base64
 import binascii
-import json
 import logging
 import re
 import ssl
@@ -41,6 +40,7 @@ from aggregator.cluster.slurm.state import (
 )
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
+from sickbay.json_text import read_json
 
 log = logging.getLogger("sickbay.slurm")
 
@@ -229,7 +229,7 @@ class SlurmRest:
     def _answer(self, method: str, path: str, status: int, content: bytes) -> dict[str, Any]:
         try:
             answer = msgspec.json.decode(content)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             answer = None
         error_text = first_error(answer) if isinstance(answer, dict) else ""
         if status == 200 and isinstance(answer, dict) and not error_text:
@@ -288,7 +288,7 @@ def _claims(token: str) -> Mapping[str, Any]:
     """The token's claims, for people: slurmctld alone verifies it."""
     part = token.split(".")[1]
     try:
-        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        claims = read_json(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     except (binascii.Error, ValueError):
         return {}
     return claims if isinstance(claims, dict) else {}

@@ -4,10 +4,11 @@ r"""The result of one machine in the output of ansible-playbook, by its callback
 ``ok: [node17] =>`` and indented YAML, of which block texts and lists of texts are read.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
+
+from sickbay.json_text import read_json
 
 TASK = re.compile(
     rb"(?:ok|changed|failed|fatal): \[([A-Za-z0-9][\w.-]{0,252})(?: -> [^\]]{1,253})?\]"
@@ -29,8 +30,8 @@ def result_lines(first: bytes, lines: Iterator[Numbered]) -> Iterator[bytes]:
             if line.rstrip() == b"}" or len(text) > _LONGEST:
                 break
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except ValueError:
         yield text
         return
     for each in _texts(value):

@@ -16,6 +16,7 @@ from nodeagent.terminal.log_file.entry import Entry, kernel_entry
 from nodeagent.terminal.log_file.lines import LONGEST_LINE
 from nodeagent.terminal.log_file.prefix import Writer, parse_line
 from nodeagent.terminal.log_file.wrapped import is_of_program
+from sickbay.json_text import read_json
 
 #: Bytes of one JSON object; longer ones are not decoded.
 _LONGEST_OBJECT = 1 << 20
@@ -138,8 +139,8 @@ def json_values(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]
     """
     for number, text in _json_texts(lines):
         try:
-            value = json.loads(text.rstrip(b","))
-        except (ValueError, RecursionError):
+            value = read_json(text.rstrip(b","))
+        except ValueError:
             yield number, text
             continue
         if isinstance(value, dict) and isinstance(value.get("dmesg"), list):
@@ -273,8 +274,8 @@ def _json_within(entry: Mapping[str, Any]) -> tuple[str, Any]:
     for name in _TEXTS.intersection(entry):
         text = entry[name]
         if isinstance(text, str) and text.startswith("{"):
-            with contextlib.suppress(ValueError, RecursionError):
-                return name, json.loads(text)
+            with contextlib.suppress(ValueError):
+                return name, read_json(text)
     return "", None
 
 

@@ -14,13 +14,13 @@ the form has it: "host app[1]: kernel: NVRM: ..." is the line of an "app".
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Sequence
 from enum import Enum
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.kmsg import Record, parse
+from sickbay.json_text import read_json
 
 
 class Writer(Enum):
@@ -234,8 +234,8 @@ def _syslog_text(text: bytes) -> Line:
     The newline becomes the kernel's own escape, so the record stays one. "@cee:" begins JSON (CEE).
     """
     if text.lstrip().startswith(b"@cee:"):
-        with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
-            message = str(json.loads(text.lstrip().removeprefix(b"@cee:"))["msg"])
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            message = str(read_json(text.lstrip().removeprefix(b"@cee:"))["msg"])
             text = message.replace("\n", r"\x0a").encode("utf-8", "replace")
     return _unless_named_so(_kernel_text(text.replace(b"#012", rb"\x0a")))
 
