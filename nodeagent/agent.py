@@ -29,6 +29,7 @@ from nodeagent.local.server import AlreadyRunning, LocalServer
 from nodeagent.model import CheckInfo, Clearing, Gone
 from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
+from nodeagent.sources.host import NotMounted
 from nodeagent.sources.kmsg import Cursor, KmsgReader
 from nodeagent.sources.machine_identity import identify
 from nodeagent.sources.measurements import Measured, rounded
@@ -146,8 +147,8 @@ class Agent:
     def _check_config(self) -> None:
         try:
             self._boot_id = self._machine.boot_id()
-        except OSError as error:
-            raise CannotStart(f"the boot id cannot be read: {error}; is proc mounted?") from error
+        except NotMounted as error:
+            raise CannotStart(str(error)) from error
         if self._config.uplink.address:
             # Imported here, so that an agent without an aggregator does not carry gRPC.
             from nodeagent.light_grpc import import_grpc

@@ -10,6 +10,15 @@ from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
 
 
+class NotMounted(Exception):
+    """``proc`` or ``sys`` is another folder than the kernel's; the text states why."""
+
+    def __init__(self, name: str, path: Path, why: object) -> None:
+        super().__init__(f"{why}; is {name} mounted?")
+        self.name = name
+        self.path = path
+
+
 @dataclass(frozen=True, slots=True)
 class HostRoots:
     """The machine's filesystems and clock.
@@ -39,5 +48,17 @@ class HostRoots:
             psutil.PROCFS_PATH = usual
 
     def boot_id(self) -> str:
-        """The kernel's boot id. It differs after every boot and has no order."""
-        return (self.proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        """The kernel's boot id. It differs after every boot and has no order.
+
+        Raises NotMounted, also for an empty ``sys``: checks would be off, as without any device.
+        """
+        try:
+            found = (self.proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise NotMounted("proc", self.proc, f"the boot id cannot be read: {error}") from error
+        try:
+            if any(self.sys.iterdir()):
+                return found
+        except OSError as error:
+            raise NotMounted("sys", self.sys, f"it cannot be read: {error}") from error
+        raise NotMounted("sys", self.sys, f"{self.sys} is empty")

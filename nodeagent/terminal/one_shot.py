@@ -24,7 +24,7 @@ from nodeagent.evidence.store import NAME as STATE_FILE
 from nodeagent.local.findings import Findings, from_latch
 from nodeagent.model import Batch, CheckInfo, Observation, Status
 from nodeagent.scheduler import CHECK_ERROR, HUNG
-from nodeagent.sources.host import HostRoots
+from nodeagent.sources.host import HostRoots, NotMounted
 from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, Record
 from nodeagent.sources.machine_identity import identify
 from sickbay.json_text import read_json
@@ -49,12 +49,13 @@ async def run_once(config: Config, clock: Clock, *, within: float) -> Findings:
 
 
 def _boot_id(machine: HostRoots) -> str:
-    """Raises ConfigError where ``proc`` is no procfs, for which ``run`` does not start either."""
+    """Raises ConfigError where ``run`` does not start either."""
     try:
         return machine.boot_id()
-    except OSError as error:
-        what = f"the boot id cannot be read: {error}; is proc mounted?"
-        raise ConfigError([Problem(str(machine.proc), 0, "proc", what, "a procfs")]) from error
+    except NotMounted as error:
+        expected = f"a {error.name}fs"
+        problem = Problem(str(error.path), 0, error.name, str(error), expected)
+        raise ConfigError([problem]) from error
 
 
 class _OneShot:

@@ -49,18 +49,25 @@ def node_agent(tmp_path: Path) -> Iterator[AgentProcess]:
 # -- where no agent runs -----------------------------------------------------------------------
 
 
-def test_a_proc_that_is_no_procfs_is_refused_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+@pytest.mark.parametrize(
+    ("key", "reason"), [("proc", "the boot id cannot be read: "), ("sys", "{folder} is empty; ")]
+)
+def test_an_empty_kernel_folder_is_refused_with_its_reason(
+    tmp_path: Path, key: str, reason: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
     config = tmp_path / "agent.toml"
-    config.write_text(f'proc = "{tmp_path}/empty"\nrun_dir = "{tmp_path}/run"\n')
+    config.write_text(f'{key} = "{empty}"\nrun_dir = "{tmp_path}/run"\n')
+    found = f"{key}: {reason.format(folder=empty)}"
     for command in ("check", "checks"):
         done = agent(command, "--config", config)
         assert (done.code, done.out) == (2, "")
-        assert "proc: the boot id cannot be read: " in done.err
+        assert found in done.err
         assert "Traceback" not in done.err
     slurm = agent("check", "--config", config, "--slurm")
     assert (slurm.code, slurm.out.count("\n")) == (0, 1)
-    assert slurm.out.startswith(f"sickbay: not checked: {tmp_path}/empty: proc: the boot id cannot")
+    assert slurm.out.startswith(f"sickbay: not checked: {empty}: {found}")
     assert "internal error" not in slurm.out
 
 
