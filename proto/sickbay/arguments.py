@@ -48,8 +48,8 @@ class SuggestingParser(argparse.ArgumentParser):
     def _suggestion(self, message: str) -> str:
         command = re.search(r"invalid choice: '([^']*)'", message)
         if command is not None and self.commands:
-            near = _nearest(command[1], list(self.commands))
-            return f"Did you mean: {self.prog} {near}" if near else f"See: {self.prog} --help"
+            near = self._commands_like(command[1])
+            return f"Did you mean: {' or '.join(near)}" if near else f"See: {self.prog} --help"
         options = re.search(r"unrecognized arguments: (.*)", message)
         if options is not None:
             words = options[1].split()
@@ -66,6 +66,17 @@ class SuggestingParser(argparse.ArgumentParser):
         known = list(self._options())
         near = next(filter(None, (_nearest(word, known) for word in wrong)), "")
         return f"Did you mean: {near}" if near else ""
+
+    def _commands_like(self, word: str) -> list[str]:
+        """The commands with the most similar name, or whose last word is the most similar."""
+        direct = self.commands
+        found = {name: [parser.prog] for name, parser in direct.items()}
+        for parser in direct.values():
+            for name, below in parser.commands.items():
+                found[f"{parser.prog.removeprefix(self.prog).strip()} {name}"] = [below.prog]
+                if name not in direct:
+                    found.setdefault(name, []).append(below.prog)
+        return found.get(_nearest(word, list(found)), [])
 
     def _has(self, option: str) -> bool:
         return option in self._option_string_actions
