@@ -259,11 +259,11 @@ _KEY = re.compile(
 
 
 def label_key(value: str) -> str:
-    """Text that can be the key of a Kubernetes label, or empty text. No node has another key, so a
-    limit by it would never hold any node.
+    """Text that can be the key of a label, taint, annotation or resource of Kubernetes, or empty
+    text. No node has another key, so a limit by it would never hold any node.
     """
     if value and _KEY.fullmatch(value) is None:
-        raise refuse(show(value), 'the key of a label, such as "topology.kubernetes.io/rack"')
+        raise refuse(show(value), 'a key of Kubernetes, such as "topology.kubernetes.io/rack"')
     return value
 
 

@@ -285,6 +285,8 @@ _SECTION = "a section: keys, indented, below it"
 _EXPECTED = {
     "string_type": "text in quotes",
     "string_too_short": "text that is not empty",
+    "string_too_long": "at most {max_length} characters",
+    "too_long": "at most {max_length} entries",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",

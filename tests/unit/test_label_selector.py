@@ -98,7 +98,7 @@ def test_a_selector_is_shown_as_kubectl_takes_it() -> None:
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ({"matchLabels": {"a b": "1"}}, 'the key of a label, such as "topology'),
+        ({"matchLabels": {"a b": "1"}}, 'a key of Kubernetes, such as "topology'),
         ({"matchLabels": {"": "1"}}, 'the key of a label, such as "topology'),
         ({"matchLabels": {"a": "-1"}}, "the value of a label"),
         ({"matchLabels": {"a": True}}, "valid string"),
