@@ -18,7 +18,8 @@ saw before:
 Without any of them it was mounted read-only, and that is ok. A remote filesystem is degraded at
 most: no error of this node's disk makes it read-only. So is one without an error (ext4 counts none;
 XFS would have shut down, ZFS suspended; of another this agent saw the mount's own "rw" become "ro",
-as no error makes it), by the second or fourth sign: a person or a program has remounted it.
+as no error makes it), by the second or fourth sign: a person or a program has remounted it. A pod
+has copies of the host's mounts, which keep their "rw": there the flag is that of process 1.
 Reasons: ``read-only``, ``shut-down``, ``not-mounted`` and ``no-mount-table`` (both unknown). The
 component is the mount point.
 """
@@ -36,7 +37,8 @@ from nodeagent.checks.disk_common import (
 from nodeagent.checks.disk_ext4 import is_clean, is_remounted, read_errors
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.mountinfo import Mount
+from nodeagent.sources.mountinfo import Mount, parse
+from nodeagent.sources.small_file import read_whole
 
 NAME = "disk-readonly"
 
@@ -121,7 +123,7 @@ class DiskReadonly:
         is_stopped = mount.stopped_writing
         if not is_stopped and key not in self._by_design:
             self._seen_writable.add(key)
-        is_rw = "rw" in mount.options
+        is_rw = "rw" in mount.options and not (is_stopped and self._is_ro_on_host(mount))
         if is_rw and not is_stopped:
             self._seen_rw.add(key)
         elif is_rw or not is_stopped:
@@ -141,6 +143,15 @@ class DiskReadonly:
             self._by_design.add(key)
         return found
 
+    def _is_ro_on_host(self, mount: Mount) -> bool:
+        try:
+            table = read_whole(f"{self._machine.proc}/1/mountinfo")
+        except OSError:
+            return False
+        place = (mount.device, mount.root, mount.point)
+        flags = [one.options for one in parse(table) if (one.device, one.root, one.point) == place]
+        return bool(flags) and "ro" in flags[-1]
+
     def _fstab_writable(self) -> frozenset[str]:
         # Read once: the file is on a disk, and later that disk may hang.
         if self._fstab is None:
@@ -155,7 +166,7 @@ class DiskReadonly:
 SPEC = CheckSpec(
     name=NAME,
     sees="a filesystem that became read-only (after an error, as ext4 does)",
-    source="/proc/self/mountinfo, /etc/fstab once, /sys/fs/ext4",
+    source="/proc/self/mountinfo, /proc/1/mountinfo, /etc/fstab once, /sys/fs/ext4",
     cost="0.1 ms of CPU every 10 s",
     blind_to="a disk that was read-only before the agent started, on purpose or not, "
     "unless another sign shows it",

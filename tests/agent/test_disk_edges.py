@@ -538,6 +538,24 @@ async def test_a_remount_changes_the_mounts_own_flag_and_an_error_does_not(tmp_p
     assert await status("ro", "ro") is Status.FAILED
 
 
+async def test_a_remount_of_the_host_is_seen_from_a_pod_whose_copy_stays_rw(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
+    (tmp_path / "proc/1").mkdir()
+
+    async def status(host: str, superblock: str) -> Status:
+        for process, point, flag in (("1", "/", host), ("self", tmp_path, "rw")):
+            line = f"1 0 0:41 / {point} {flag} - btrfs /dev/sda {superblock}\n"
+            (tmp_path / "proc" / process / "mountinfo").write_text(line)
+        return observations(await check.run_check())["/"].status
+
+    assert await status("rw", "rw") is Status.OK
+    assert await status("ro", "ro") is Status.DEGRADED, "mount -o remount,ro"
+    assert await status("rw", "rw") is Status.OK
+    assert await status("rw", "ro") is Status.FAILED
+    assert await status("ro", "ro") is Status.FAILED, "and then a person remounts it"
+
+
 def test_a_filesystem_that_has_shut_down_is_told_before_all_else() -> None:
     found = disk_readonly.evaluate(
         mount("1 0 8:1 / /d rw - xfs /dev/sda1 rw,shutdown"),
