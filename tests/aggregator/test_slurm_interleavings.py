@@ -338,6 +338,22 @@ async def test_a_power_down_between_two_looks_is_no_persons_resume_and_a_resume_
     await controller.cluster.close()
 
 
+async def test_a_node_that_is_powered_up_for_a_job_is_drained_once_it_is_up(tmp_path: Path) -> None:
+    slurm = FakeSlurm(random.Random(1), quiet=True)
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    powered_up = frozenset({"POWERING_UP"})
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], base="ALLOCATED", flags=powered_up)
+    with pytest.raises(Unreachable, match="which a drain now would requeue"):
+        await controller.quarantine("n1")
+    one = slurm.nodes["n1"]
+    assert not one.has_drain
+    slurm.nodes["n1"] = replace(one, flags=frozenset())
+    await controller.quarantine("n1")
+    assert slurm.nodes["n1"].has_drain
+    await controller.cluster.close()
+
+
 async def test_our_drain_is_taken_back_when_the_cloud_has_replaced_the_machine(
     tmp_path: Path,
 ) -> None:

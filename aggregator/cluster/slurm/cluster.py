@@ -236,6 +236,10 @@ class SlurmCluster(LocalCluster):
             await self.record(node.name, FOREIGN, guard=guard)
             return found
         if author is Whose.NOBODY:
+            if found.is_off and found.is_at_work:
+                # slurmctld requeues a job whose node is drained while it is powered up for it.
+                text = f"Slurm powers {node.name} up for a job, which a drain now would requeue"
+                raise Unreachable(text)
             lost = ours or FOREIGN
             ours = OurDrain(
                 reason,
