@@ -6,6 +6,7 @@ Actions on a node, and events of the fleet, are never limited. Pure.
 
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.byte_budget import Budgets
+from aggregator.runtime.text import counted
 
 #: Of one node: this many at once, and then this many a second.
 BURST = 200.0
@@ -61,8 +62,9 @@ def _report(later: Transition, missed: int) -> Transition:
         at=later.at,
         kind=EventKind.EVIDENCE_LOST,
         node=later.node,
-        summary=f"{later.node}: {missed} transitions were not recorded, because its agent causes "
-        f"more than {RATE:g} a second; its reports are evaluated all the same",
+        summary=f"{later.node}: {counted(missed, 'transition was', 'transitions were')} not "
+        f"recorded, because its agent causes more than {RATE:g} a second; its reports are "
+        "evaluated all the same",
         details={"source": "aggregator", "count": str(missed)},
     )
 

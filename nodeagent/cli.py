@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from nodeagent import python_tls
 from nodeagent.config.settings import Config, ConfigError, default, load
+from nodeagent.configfile.units import counted
 from nodeagent.terminal.run_arguments import (
     DEFAULT_CONFIG,
     SLURM,
@@ -204,7 +205,7 @@ def _command_config_check(options: "argparse.Namespace", environ: Mapping[str, s
         raise ConfigError(wrong)
     on = sum(check.on for check in config.checks.values())
     own = f", {len(config.own)} of them your own" if config.own else ""
-    print(f"{options.file}: sound (node {config.node}, {on} checks on{own})")
+    print(f"{options.file}: sound (node {config.node}, {counted(on, 'check')} on{own})")
     return OK
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+from nodeagent.configfile.units import counted
 from nodeagent.evidence.latch import Latch
 from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
@@ -224,4 +225,4 @@ class Commands:
         hung = await self._scheduler.run_now(names)
         if hung:
             raise CommandRefused(f"no result by their deadline: {', '.join(hung)}")
-        return f"ran {len(names or known)} checks"
+        return f"ran {counted(len(names or known), 'check')}"

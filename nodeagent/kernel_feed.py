@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.by_start import ChecksByStart
+from nodeagent.configfile.units import counted
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Clearing, Evidence, FaultSighting, Loss, Observation, Status
 from nodeagent.sources.kmsg import (
@@ -37,7 +38,7 @@ LINES = 8
 
 def readable(records: int | None = None) -> Observation:
     """The evidence about a log that can be read. ``records``: how many were, if that is known."""
-    message = "" if records is None else f"{records} records of the kernel"
+    message = "" if records is None else f"{counted(records, 'record')} of the kernel"
     return Observation(CHECK, "", Status.OK, "", message)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aggregator.events import EventKind, Transition
 from aggregator.policy.shipped_yaml import read_shipped_file
-from aggregator.runtime.text import truncate
+from aggregator.runtime.text import counted, truncate
 
 _KINDS: Mapping[str, Mapping[str, Any]] = read_shipped_file("aggregator.alerts", "kinds.yaml")
 
@@ -286,7 +286,7 @@ def _as_one(members: Sequence[Alert]) -> Alert:
         id=_digest(*(member.id for member in members)),
         node="",
         nodes=nodes,
-        summary=f"{len(nodes)} agents are {what}: {named(nodes)}",
+        summary=f"{counted(len(nodes), 'agent is', 'agents are')} {what}: {named(nodes)}",
         incident="",
         details={},
         advice="",

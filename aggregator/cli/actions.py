@@ -24,6 +24,7 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN, exemption
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.cli_flags import reading_flags
+from aggregator.runtime.text import counted
 
 
 class ClusterActions(Protocol):
@@ -279,9 +280,9 @@ def preview(node: str, pods: Sequence[str] | None, staying: int) -> str:
         return f"{node}: a drain evicts no pod: none is there except {staying} that stay."
     few = ", ".join(pods[:_FEW_PODS]) + (", ..." if len(pods) > _FEW_PODS else "")
     return (
-        f"{node}: a drain evicts {len(pods)} pods, and their work is lost: {clean(few)}\n"
-        f"{staying} pods of DaemonSets or of the kubelet itself stay. Disruption budgets and the "
-        "drain section of the configuration decide in which order (docs/drain.md)."
+        f"{node}: a drain evicts {counted(len(pods), 'pod')}, whose work is lost: {clean(few)}\n"
+        f"{counted(staying, 'pod')} of DaemonSets or of the kubelet will stay. Disruption budgets "
+        "and the drain section of the configuration decide in which order (docs/drain.md)."
     )
 
 

@@ -39,7 +39,7 @@ from aggregator.cli.source import has_kubeconfig, open_session, require_kubeconf
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, this_user
 from aggregator.cluster.port import Action, Conflict
-from aggregator.runtime.text import some_of
+from aggregator.runtime.text import counted, some_of
 from sickbay.regular_file import is_there, read_file_or_pipe
 
 FOUND, NO_VERDICT = 1, 3
@@ -59,11 +59,6 @@ class Search:
     parallel: int
     known_good: list[str]
     domains: dict[str, str]
-
-
-def counted(count: int, what: str) -> str:
-    """A number of things for people: "1 test", "2 tests"."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def name_list(text: str) -> list[str]:
@@ -371,11 +366,10 @@ def _interaction(one: Interaction) -> str:
 
 
 def _rest(findings: Findings) -> str:
-    count = len(findings.cleared)
-    passed = (
-        "1 node was in a group that passed"
-        if count == 1
-        else (f"{count} nodes were in groups that passed")
+    passed = counted(
+        len(findings.cleared),
+        "node was in a group that passed",
+        "nodes were in groups that passed",
     )
     if findings.rest_passed is None:
         return f"No test of all the rest has a verdict; {passed}."

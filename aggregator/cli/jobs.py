@@ -13,6 +13,7 @@ from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import open_source
 from aggregator.cli.text_table import Cell, clean, clock, listed
+from aggregator.runtime.text import counted
 
 #: The keys of the sums: as in `aggregator.jobs.report`, whose import takes half a second.
 GROUPS = ("job", "team", "code", "node", "pool")
@@ -118,14 +119,15 @@ def _inputs(one: Answer) -> str:
 
 
 def _sums(answer: Answer, screen: Screen) -> Iterator[str]:
+    stops, gpus = counted(answer["stops"], "stop"), counted(answer["gpus"], "GPU")
     yield (
-        f"{_hours(answer['lost_hours'])} GPU hours lost in {answer['stops']} stops of jobs: "
+        f"{_hours(answer['lost_hours'])} GPU hours lost in {stops} of jobs: "
         f"{_hours(answer['work_hours'])} of work since checkpoints, "
         f"{_hours(answer['restart_hours'])} of restarts"
     )
     yield (
         f"{_hours(answer['out_of_service_hours'])} GPU hours of nodes in quarantine "
-        f"({answer['quarantines']} of {answer['nodes']} nodes with {answer['gpus']} GPUs)"
+        f"({answer['quarantines']} of {answer['nodes']} nodes with {gpus})"
     )
     sources = ", ".join(f"{count} {name}" for name, count in answer["stops_by_source"].items())
     yield (

@@ -15,6 +15,7 @@ from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer, sort_items
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import Source, open_session, open_source, require_kubeconfig
+from aggregator.runtime.text import counted
 
 #: Longer than two of the stream's beats (seconds).
 _WATCH_TIMEOUT = 25.0
@@ -189,7 +190,8 @@ def watch(options: argparse.Namespace) -> None:
             shown = data["headline"]
             print(render.event({"at": data["at"], "kind": "fleet", "summary": shown}), flush=True)
         elif name == "missed":
-            print(f"... {data['transitions']} more events were left out", flush=True)
+            left = counted(data["transitions"], "more event was", "more events were")
+            print(f"... {left} left out", flush=True)
 
     rng = random.Random()  # noqa: S311 - jitter, no secret
     with open_source(options, _WATCH_TIMEOUT) as source:

@@ -14,6 +14,7 @@ from aggregator.cli.text_table import (
     listed,
     table,
 )
+from aggregator.runtime.text import counted
 
 _LEASE_LOST = "THE CONTROLLER MAY NOT ACT, and no action is taken"
 #: The next step of a person, and where to read more.
@@ -24,10 +25,13 @@ UNSEEN = "THE CLUSTER CAN'T BE SEEN"
 def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     """The fleet at a glance."""
     yield clean(fleet["headline"])
-    yield f"mode {fleet['mode']}, {fleet['attached']} agents attached, sickbay {fleet['version']}"
+    yield (
+        f"mode {fleet['mode']}, {counted(fleet['attached'], 'agent')} attached, "
+        f"sickbay {fleet['version']}"
+    )
     for pool in fleet["pools"]:
         if pool["mode"] != fleet["mode"]:
-            yield f"mode {pool['mode']} in pool {pool['name']}, {pool['nodes']} nodes"
+            yield f"mode {pool['mode']} in pool {pool['name']}, {counted(pool['nodes'], 'node')}"
     yield from labelled(
         fleet,
         {

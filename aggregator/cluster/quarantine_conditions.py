@@ -19,6 +19,7 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.policy.repairs import TEST
+from aggregator.runtime.text import counted
 
 TAINTED, DRAINED, BLOCKED = "Tainted", "Drained", "Blocked"
 RELEASE_HELD, RELEASING = "ReleaseHeld", "Releasing"
@@ -130,7 +131,7 @@ def _drained(spec: QuarantineSpec, status: QuarantineStatus) -> _Found:
         return False, "Pending", "no pod is evicted yet"
     if status.overdue_at:
         return False, "Overdue", status.message
-    count = "" if left is None else f"{left} pods have to leave"
+    count = "" if left is None else f"{counted(left, 'pod has', 'pods have')} to leave"
     return False, "Blocked" if status.blockers else "Draining", count
 
 

@@ -12,6 +12,7 @@ from aggregator.daemon_cli import pools, replay
 from aggregator.daemon_cli.subcommand import add_command, print_visibly, shaped_as
 from aggregator.rfc3339 import span
 from aggregator.runtime.command_options import add_value
+from aggregator.runtime.text import counted
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
@@ -107,7 +108,8 @@ def _check(options: argparse.Namespace) -> int:
     policy = read_policy(options.file)
     added = [rule for rule in policy.rules if rule.name not in shipped]
     changed = [rule for rule in policy.rules if shipped.get(rule.name, rule) != rule]
-    print(f"{options.file}: sound ({len(added)} rules added, {len(changed)} shipped ones changed)")
+    more = counted(len(changed), "shipped one")
+    print(f"{options.file}: sound ({counted(len(added), 'rule')} added, {more} changed)")
     for rule in changed:
         print_visibly(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
     for rule in added:

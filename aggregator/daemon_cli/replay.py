@@ -25,7 +25,7 @@ from aggregator.daemon_cli.pools import (
 from aggregator.daemon_cli.subcommand import add_command
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.command_options import add_value
-from aggregator.runtime.text import visible
+from aggregator.runtime.text import counted, visible
 from sickbay.regular_file import require_regular_file
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
@@ -188,9 +188,10 @@ def _text(
     by_pool: Sequence[PoolEffect] = (),
 ) -> Iterable[str]:
     if not found:
-        yield f"no incident would have been different on {nodes} nodes"
+        yield f"no incident would have been different on {counted(nodes, 'node')}"
     else:
-        yield f"{len(found)} incidents would have been different on {nodes} nodes:"
+        many = counted(len(found), "incident")
+        yield f"{many} would have been different on {counted(nodes, 'node')}:"
     for one in found:
         shown = one.shown
         ended = f"to {write_time(shown.ended)}" if shown.ended is not None else "and on"
@@ -204,8 +205,8 @@ def _text(
             yield f"            repairs: {', then '.join(ladder)}, where repair.mode allows it"
     for name, total in zip(("before", "after"), sums, strict=True):
         yield (
-            f"{name:<7} {actions_of(total) or 'no node acted on'}; at most {total.nodes_at_once} "
-            f"nodes at once, {total.node_hours:g} node-hours"
+            f"{name:<7} {actions_of(total) or 'no node acted on'}; at most "
+            f"{counted(total.nodes_at_once, 'node')} at once, {total.node_hours:g} node-hours"
         )
     if by_pool:
         yield "by pool, as its mode would have capped it, by the labels of now:"

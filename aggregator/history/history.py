@@ -25,6 +25,7 @@ from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.byte_budget import Budgets
 from aggregator.runtime.database import DatabaseError
 from aggregator.runtime.tasks import keep_up
+from aggregator.runtime.text import counted
 from aggregator.runtime.worker_thread import WorkerThread
 
 log = logging.getLogger("sickbay.history")
@@ -354,7 +355,7 @@ class History:
         self._some.set()
 
     def _losses(self) -> str:
-        return f" ({self.lost} transitions lost)" if self.lost else ""
+        return f" ({counted(self.lost, 'transition')} lost)" if self.lost else ""
 
     def _log_losses(self) -> None:
         if self.lost > self._reported:
@@ -381,8 +382,9 @@ class History:
             at=now,
             kind=EventKind.HISTORY_LOST,
             node="",
-            summary=f"history lost {lost} transitions from {write_time(self._gap_from)} on: the "
-            "database was away for longer than they could wait",
+            summary=f"history lost {counted(lost, 'transition')} from "
+            f"{write_time(self._gap_from)} on: the database was away for longer than "
+            "they could wait",
             details={"count": str(lost), "from": f"{self._gap_from:.3f}", "until": f"{now:.3f}"}
             | ({"replica": self._replica} if self._replica else {}),
         )

@@ -23,6 +23,7 @@ from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.resync_backoff import ResyncBackoff
 from aggregator.ingest.send_queue import Acks
 from aggregator.repairers.agent_orders import AgentOrder, AgentOrders
+from aggregator.runtime.text import counted
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -229,7 +230,8 @@ class Stream(AgentExchange):
         started = self._rules.now()
         if dropped.entries:
             self._log_dropped(message.seq, dropped)
-            text = f"{dropped.entries} entries were not taken: {dropped.reason}"
+            entries = counted(dropped.entries, "entry was", "entries were")
+            text = f"{entries} not taken: {dropped.reason}"
             evidence = replace(evidence, lost=(*evidence.lost, Lost(US, dropped.entries, text)))
         self._partial = bool(dropped.entries) or (
             self._partial and not isinstance(message, pb.Snapshot)

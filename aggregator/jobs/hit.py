@@ -21,7 +21,7 @@ from aggregator.jobs.identity import (
 )
 from aggregator.jobs.settings import JobRules
 from aggregator.runtime.interning import EMPTY
-from aggregator.runtime.text import truncate
+from aggregator.runtime.text import counted, truncate
 
 _FINISHED = ("Succeeded", "Failed")
 #: Characters: some 20 GPUs with the names of their pods.
@@ -252,7 +252,7 @@ def summary(one: Hit, why: str) -> str:
     team = f" (team {one.team})" if one.team else ""
     who = f"{one.kind} {within(one.namespace)}{one.name}{team}"
     what = "stopped" if one.stopped else "is on the node"
-    size = f"{one.lost_gpus} GPUs" if one.lost_gpus else f"{one.lost_pods} pods"
+    size = counted(one.lost_gpus, "GPU") if one.lost_gpus else counted(one.lost_pods, "pod")
     if one.loss == Loss.GANG and one.lost_pods == 1 and not one.lost_gpus:
         then = "it restarts" if one.stopped else "it stops with the node"
     elif one.loss == Loss.GANG:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aggregator.policy.nvlink5 import Row
+from aggregator.runtime.text import counted
 
 #: The error that GPUs log which lost a link's other end.
 FOLLOWS = "xid:145"
@@ -133,7 +134,8 @@ def _only_explicit(
         return _likely(first, f"the only Xid {number}, which the driver calls {first.severity}")
     if not all_follow:
         return _likely(first, f"the only Xid {number}; not all others have Xid 145 alone")
-    reason = f"the only Xid {number}; the {nodes - 1} other nodes have Xid 145"
+    rest = counted(nodes - 1, "other node has", "other nodes have")
+    reason = f"the only Xid {number}; the {rest} Xid 145"
     return Origin(first.node, first.gpu, reason, Confidence.EXPLICIT)
 
 

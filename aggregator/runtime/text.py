@@ -15,9 +15,16 @@ def truncate(text: str, most: int) -> str:
     return text[: most - len(mark)] + mark
 
 
+def counted(count: int, one: str, more: str = "") -> str:
+    """A number of things for people: "1 node is", "2 nodes are". ``more`` is for several of them,
+    where that is not ``one`` with an "s".
+    """
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
 def some_of(names: Sequence[str], most: int) -> str:
     """The first names, and how many others there are."""
-    more = f" and {len(names) - most} others" if len(names) > most else ""
+    more = f" and {counted(len(names) - most, 'other')}" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 

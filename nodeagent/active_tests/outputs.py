@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeagent.active_tests.model import TestMeasurement, Verdict
+from nodeagent.configfile.units import counted
 from nodeagent.dataclass import dataclass
 from sickbay.json_text import read_json
 
@@ -94,7 +95,7 @@ def _dcgm(code: int, text: str) -> Reading:
         return Reading(
             Verdict.INCONCLUSIVE, "exit-code", f"dcgmi ended with {code}: {_first_words(text)}"
         )
-    return Reading(Verdict.PASSED, "", f"{len(results)} results")
+    return Reading(Verdict.PASSED, "", counted(len(results), "result"))
 
 
 def _dcgm_results(document: Any) -> Iterator[dict[str, Any]]:
@@ -127,7 +128,7 @@ def _nccl(code: int, text: str) -> Reading:
     ]
     wrong = _WRONG.findall(text)
     if wrong and (wrong[-1][1] == "FAILED" or int(wrong[-1][0])):
-        message = f"{wrong[-1][0]} values of the result are wrong"
+        message = f"wrong values in the result: {wrong[-1][0]}"
         return Reading(Verdict.FAILED, "wrong-data", message, found)
     return Reading(None, "", f"nccl-tests ended with {code}", found)
 
@@ -239,7 +240,7 @@ def _gemm(code: int, text: str) -> Reading:
         return Reading(Verdict.FAILED, "bits-differ", f"other bits than the rest: {who}", found)
     if code == 0 and not rows:
         return Reading(Verdict.INCONCLUSIVE, "no-results", "the program printed no results")
-    return Reading(None, "", f"{len(rows)} GPUs with the same bits", found)
+    return Reading(None, "", f"{counted(len(rows), 'GPU')} with the same bits", found)
 
 
 def _exit(code: int, text: str) -> Reading:

@@ -18,6 +18,7 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.child_process import signal_name
+from nodeagent.configfile.units import counted
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -49,7 +50,7 @@ def evaluate(protocol: str, ran: Outcome | CommandStuck) -> tuple[Status, str, s
     status, reason, why = _verdict(protocol, ran)
     words = [_program_text(protocol, ran), why]
     if ran.left:
-        words.append(f"{ran.left} processes left behind, ended")
+        words.append(f"{counted(ran.left, 'process', 'processes')} left behind, ended")
     if ran.stuck:
         words.append(f"cannot be ended: {ran.stuck}")
     return status, reason, "; ".join(word for word in words if word)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table
+from nodeagent.configfile.units import counted
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
@@ -36,7 +37,7 @@ def evaluate(mount: Mount, errors: Errors, *, booted: float, rose: bool) -> Obse
     """Pure. ``booted`` is the wall time of the boot; ``rose``: the count rose while we looked."""
     if errors.count == 0:
         return Observation(NAME, mount.name, Status.OK, "", "no errors")
-    message = f"{errors.count} errors on {mount.source}, the last {_when(errors.last)}"
+    message = f"{counted(errors.count, 'error')} on {mount.source}, the last {_when(errors.last)}"
     message += f" in {errors.where}" if errors.where else ""
     if rose or errors.last >= booted - _SLACK:
         return Observation(NAME, mount.name, Status.FAILED, "errors", message)

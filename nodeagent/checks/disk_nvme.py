@@ -19,6 +19,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
+from nodeagent.configfile.units import counted
 from nodeagent.model import Observation, Status
 from nodeagent.sources import nvme
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, Page, ProbeRefused, Result
@@ -157,10 +158,12 @@ class DiskNvme:
             for drive in lost
         ]
         if not lost and len(drives) < self._expected:
-            message = f"{len(drives)} drives, and the configuration expects {self._expected}"
+            message = (
+                f"{counted(len(drives), 'drive')}, and the configuration expects {self._expected}"
+            )
             report.append(Observation(NAME, "", Status.FAILED, "missing", message))
         elif self._expected:
-            report.append(Observation(NAME, "", Status.OK, "", f"{len(drives)} drives"))
+            report.append(Observation(NAME, "", Status.OK, "", counted(len(drives), "drive")))
         return report
 
 

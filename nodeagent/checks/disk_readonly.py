@@ -35,6 +35,7 @@ from nodeagent.checks.disk_common import (
     of_mount,
 )
 from nodeagent.checks.disk_ext4 import is_clean, is_remounted, read_errors
+from nodeagent.configfile.units import counted
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount, parse
@@ -75,7 +76,7 @@ def evaluate(
     elif fstab_writable:
         why = "/etc/fstab mounts it writable"
     elif errors > 0 and "errors=remount-ro" in mount.super_options:
-        why = f"{errors} filesystem errors, and errors=remount-ro"
+        why = f"{counted(errors, 'filesystem error')}, and errors=remount-ro"
     else:
         return Observation(NAME, mount.name, Status.OK, "", "read-only since it was first seen")
     message = f"{mount.fstype} on {mount.source} is read-only: {why}"

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.configfile.units import counted
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources, nvidia_driver
 from nodeagent.sources.driver_waiters import DriverWaiter, DriverWaiters
@@ -151,7 +152,8 @@ def evaluate(
         who = ", ".join(
             f"{each.name} (pid {each.pid}) in {each.where}" for each in waiting[:_NAMED]
         )
-        witnesses.append(f"{len(waiting)} other programs wait in the driver: {who}")
+        programs = counted(len(waiting), "other program waits", "other programs wait")
+        witnesses.append(f"{programs} in the driver: {who}")
     if devices and not any(devices.values()):
         witnesses.append(f"the kubelet has no healthy device of {', '.join(sorted(devices))}")
     if witnesses:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.configfile.units import counted
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources, nvidia_driver
 from nodeagent.sources.fabric_manager import FabricManager, FabricManagerState
@@ -84,14 +85,16 @@ def driver_witnesses(sample: GpuSample) -> list[str]:
     fabrics = [gpu.fabric for gpu in sample.gpus if gpu.fabric is not None]
     waiting = sum(fabric.state in (_NOT_STARTED, _IN_PROGRESS) for fabric in fabrics)
     if waiting:
-        found.append(f"{waiting} GPUs are not registered in the fabric")
+        found.append(f"{counted(waiting, 'GPU is', 'GPUs are')} not registered in the fabric")
     lost = sum(fabric.health >> _MANAGER & 0x3 == _DISCONNECTED for fabric in fabrics)
     if lost:
-        found.append(f"{lost} GPUs report that the manager is not connected")
+        found.append(
+            f"{counted(lost, 'GPU reports', 'GPUs report')} that the manager is not connected"
+        )
     no_mig = (gpu for gpu in sample.gpus if gpu.mig is None or not gpu.mig.enabled)
     links = [gpu.links for gpu in no_mig if gpu.links is not None and gpu.links.states]
     if links and not any(any(each.states) for each in links):
-        found.append(f"no NVLink of {len(links)} GPUs is up")
+        found.append(f"no NVLink of {counted(len(links), 'GPU')} is up")
     return found
 
 

@@ -28,6 +28,7 @@ from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
 from nodeagent.checks.late_parts import LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
+from nodeagent.configfile.units import counted
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import Hung
@@ -86,7 +87,8 @@ def evaluate_quality(
         return Observation(NAME, name, Status.FAILED, "errors", message)
     if rose.get("link_downed", 0) or rose.get("link_error_recovery", 0):
         lost, mended = rose.get("link_downed", 0), rose.get("link_error_recovery", 0)
-        message = f"within an hour the link was lost {lost} times and recovered {mended} times"
+        lost_times, mended_times = counted(lost, "time"), counted(mended, "time")
+        message = f"within an hour the link was lost {lost_times} and recovered {mended_times}"
         return Observation(NAME, name, Status.DEGRADED, "flapping", message)
     if 0 < port.rate < seen:
         message = f"{port.rate:g} Gbit/s, and it was {seen:g} before"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.configfile.units import counted
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.cloud_events import (
@@ -35,7 +36,10 @@ def evaluate(events: Sequence[MaintenanceEvent]) -> list[Observation]:
         Observation(NAME, kind, Status.DEGRADED, kind, "; ".join(messages))
         for kind, messages in list(by_kind.items())[:_MOST]
     ]
-    return [Observation(NAME, "", Status.OK, "", f"{len(planned)} events planned"), *planned]
+    return [
+        Observation(NAME, "", Status.OK, "", f"{counted(len(planned), 'event')} planned"),
+        *planned,
+    ]
 
 
 class Maintenance:

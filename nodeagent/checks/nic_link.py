@@ -20,6 +20,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease
 from nodeagent.checks.late_parts import LateParts
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
+from nodeagent.configfile.units import counted
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.network import Link, PhysicalLinks, read_link
@@ -49,7 +50,7 @@ def evaluate(
         status = Status.FAILED if named else Status.UNKNOWN  # a person's decision, or a reset's
         return Observation(NAME, link.name, status, "disabled", "switched off")
     if link.carrier and lost >= flaps:
-        message = f"up, and lost its link {lost} times in {_WINDOW / 60:.0f} minutes"
+        message = f"up, and lost its link {counted(lost, 'time')} in {_WINDOW / 60:.0f} minutes"
         return Observation(NAME, link.name, Status.DEGRADED, "flapping", message)
     if link.carrier:
         times = link.times_down

@@ -19,6 +19,13 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(\S*)")
 _UNIX_PATH_LIMIT = 107  # sockaddr_un.sun_path is 108 bytes with its closing zero (unix(7))
 
 
+def counted(count: int, one: str, more: str = "") -> str:
+    """A number of things for people: "1 GPU is", "2 GPUs are". ``more`` is for several of them,
+    where that is not ``one`` with an "s".
+    """
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
 def duration(text: str) -> float:
     """Seconds, of texts such as "90s", "1h30m", "250ms"."""
     if not _DURATION.fullmatch(text):

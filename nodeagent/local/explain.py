@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import Off, Report
+from nodeagent.configfile.units import counted
 from nodeagent.evidence.entries import ComponentEntry, FaultEntry
 from nodeagent.evidence.latch import Latch
 from nodeagent.model import CheckInfo
@@ -188,7 +189,8 @@ def _paragraph(check: Mapping[str, Any]) -> list[str]:
     for each in check["faults"]:
         history = ", history" if each["historical"] else ""
         lines.append(
-            f"  fault     {each['code']} {each['component'] or '-'}: {each['count']} times, last "
+            f"  fault     {each['code']} {each['component'] or '-'}: "
+            f"{counted(each['count'], 'time')}, last "
             f"{each['occurrence_ages'][-1]:.0f} s ago{history}"
         )
     lines += [f"  read      {each['seq']}: {each['text']}" for each in check["lines"]]

@@ -7,6 +7,7 @@ from typing import Any
 
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused
+from nodeagent.configfile.units import counted
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy, Clearing, Observation, Status
@@ -254,7 +255,7 @@ class SimulatedNode:
                 f"no running check is called {', '.join(strange)}; "
                 f"there are {', '.join(machine.CHECKS)}"
             )
-        return f"ran {len(names or machine.CHECKS)} checks (simulated)"
+        return f"ran {counted(len(names or machine.CHECKS), 'check')} (simulated)"
 
     async def gpu_use(self, *, pods: bool) -> GpuUse:
         """Nobody works on it."""

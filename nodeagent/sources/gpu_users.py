@@ -7,6 +7,7 @@ no answer is given: it must not read as "no process has one open".
 import os
 from collections.abc import Collection
 
+from nodeagent.configfile.units import counted
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
@@ -78,7 +79,8 @@ def gpu_users(
                 break
     if unreadable and not found:
         raise GpuUsersUnknown(
-            f"the open files of {unreadable} processes cannot be read; run the agent as root"
+            f"the open files of {counted(unreadable, 'process', 'processes')} cannot be read; "
+            "run the agent as root"
         )
     return found
 

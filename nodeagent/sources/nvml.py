@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from nodeagent.backoff import Backoff
+from nodeagent.configfile.units import counted
 from nodeagent.sources.gpu_sample import (
     CALLS,
     Code,
@@ -223,7 +224,7 @@ class Nvml:
             kind = _KIND_BY_CODE.get(error.code, TroubleKind.FAILED)
             return self._failed(kind, str(error), answered, _AFTER_REFUSAL, error.code)
         except WorkerEndedError as error:
-            text = f"the NVML worker {error} after {len(answered)} GPUs had answered"
+            text = f"the NVML worker {error} after {counted(len(answered), 'GPU')} had answered"
             return self._failed(TroubleKind.CRASHED, text, answered, _AFTER_CRASH)
         self._failures = 0
         now = self._now()

@@ -309,7 +309,7 @@ async def test_a_port_with_a_token_gives_metrics_to_its_bearer_alone(
 async def test_checks_can_be_run_out_of_turn(make: Make) -> None:
     agent = await make(more=QUIET + '[checks.gpu-ecc]\ninterval = "1h"\n').start().up()
     status, body = await agent.ask("/v1/run-checks", "POST", '{"checks": ["gpu-ecc"]}')
-    assert (status, json.loads(body)) == (200, {"result": "ran 1 checks"})
+    assert (status, json.loads(body)) == (200, {"result": "ran 1 check"})
     status, body = await agent.ask("/v1/run-checks", "POST", '{"checks": ["no-such"]}')
     assert status == 400
     assert "no-such" in json.loads(body)["error"]

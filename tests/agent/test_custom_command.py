@@ -125,7 +125,7 @@ async def test_who_never_stops_talking_is_ended_at_once() -> None:
 async def test_what_holds_the_output_open_does_not_keep_the_verdict(tmp_path: Path) -> None:
     started = time.monotonic()
     found = await verdict(tmp_path, "sleep 1000 & echo done; exit 1")
-    assert found == (Status.DEGRADED, "warning", "done; 1 processes left behind, ended")
+    assert found == (Status.DEGRADED, "warning", "done; 1 process left behind, ended")
     assert time.monotonic() - started < PATIENCE
 
 

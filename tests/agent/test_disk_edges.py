@@ -398,7 +398,7 @@ async def test_drives_that_are_expected_missing_and_back(tmp_path: Path) -> None
     fresh = nvme(machine, drives, expected=2)
     report = await fresh.run_check()
     assert verdicts(report) == {"": missing, "nvme1": OK}
-    assert observations(report)[""].message == "1 drives, and the configuration expects 2"
+    assert observations(report)[""].message == "1 drive, and the configuration expects 2"
     (tmp_path / "away").rename(first)
     assert verdicts(await check.run_check()) == {"": OK, "nvme0": OK, "nvme1": OK}
     for after, reason in ((0.0, "not-live"), (299.0, "not-live"), (1.0, "stuck")):
@@ -464,7 +464,7 @@ def test_an_array(array: Array, verdict: tuple[Status, str], message: str) -> No
         ("ro - ext4 /dev/sda1 ro", {"must_write": True, "fstab_writable": True}, "configuration"),
         ("rw - ext4 /dev/sda1 ro", {"fstab_writable": True}, "mounted writable"),
         ("ro - ext4 /dev/sda1 ro", {"fstab_writable": True, "errors": 1}, "/etc/fstab"),
-        ("ro - ext4 /dev/sda1 ro,errors=remount-ro", {"errors": 1}, "1 filesystem errors"),
+        ("ro - ext4 /dev/sda1 ro,errors=remount-ro", {"errors": 1}, "1 filesystem error, and"),
         ("ro - ext4 /dev/sda1 ro,errors=remount-ro", {}, None),
         ("ro - ext4 /dev/sda1 ro,errors=continue", {"errors": 5}, None),
     ],
@@ -593,7 +593,7 @@ def test_ext4_without_an_error_and_with_one_of_no_known_time_or_place() -> None:
     well = disk_ext4.evaluate(DISK, disk_ext4.Errors(0, 0, ""), booted=1000.0, rose=False)
     assert (well.status, well.reason, well.message) == (Status.OK, "", "no errors")
     found = disk_ext4.evaluate(DISK, disk_ext4.Errors(1, 10**18, ""), booted=1000.0, rose=False)
-    assert found.message == f"1 errors on /dev/sda1, the last at {10**18}"
+    assert found.message == f"1 error on /dev/sda1, the last at {10**18}"
 
 
 # -- disk-io --------------------------------------------------------------------------------------

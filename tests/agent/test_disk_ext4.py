@@ -106,7 +106,7 @@ async def test_a_real_ext4_that_found_an_error(tmp_path: Path) -> None:
         restarted = built(disk_ext4.SPEC, found, options(disk_ext4.SPEC, mounts=(name,)))
         report = await restarted.run_check()
         assert verdicts(report)[name] == NEW
-        assert "1 errors on /dev/loop" in observations(report)[name].message
+        assert "1 error on /dev/loop" in observations(report)[name].message
         assert "in trigger_test_error" in observations(report)[name].message
         run("umount", point)
         assert name not in {each.component for each in [*(await check.run_check())]}

@@ -76,7 +76,7 @@ async def test_a_manager_that_never_started_leaves_an_a100_without_nvlinks(tmp_p
     async with node.bench:
         seen = await run_check(node.check)
         assert seen.status("") == ("FAILED", "dead")
-        assert "no NVLink of 1 GPUs is up" in seen.by_component[""].message
+        assert "no NVLink of 1 GPU is up" in seen.by_component[""].message
 
 
 async def test_gpus_with_mig_have_no_nvlinks_to_lose(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ ACTIVE = Port("ACTIVE", "LinkUp", 400, ethernet=False, counters={})
         (
             {"link_error_recovery": 1},
             "flapping",
-            "within an hour the link was lost 0 times and recovered 1 times",
+            "within an hour the link was lost 0 times and recovered 1 time",
         ),
         ({"port_rcv_errors": 120}, "", "InfiniBand, 400 Gbit/s"),
         (

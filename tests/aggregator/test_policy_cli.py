@@ -159,7 +159,7 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
     )
     code, out, _ = ask(capsys, "check", str(file))
     assert code == 0
-    assert "sound (1 rules added, 1 shipped ones changed)" in out
+    assert "sound (1 rule added, 1 shipped one changed)" in out
     assert "gpu-gone: drain becomes cordon" in out
     code, out, _ = ask(capsys, "explain", "--policy", str(file), "--fault", "xid:79", "-o", "json")
     assert json.loads(out)["action"] == "cordon"

@@ -298,7 +298,7 @@ def test_an_owner_replays_the_aggregators_own_history(
     policy.write_text("rules:\n  - {name: disk-full, action: drain}\n")
     code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "--since", "1h")
     assert code == 0
-    assert "no incident would have been different on 1 nodes" in out
+    assert "no incident would have been different on 1 node" in out
 
     code, _, err = command(capsys, "policy", "replay", str(policy), *source, "--node", "elsewhere")
     assert (code, err) == (

@@ -204,7 +204,7 @@ def test_the_shipped_alerts_fire_when_faults_are_injected(
         assert full["summary"] == "sickbay's limit limits.concurrent is used up."
         nodes.inject(node="sim-0002", fault="xid:79")
         held = watcher.until_firing("SickbayNodesHeld")["SickbayNodesHeld"]
-        assert held["summary"].startswith("1 nodes that should be in quarantine are held back by")
+        assert held["summary"].startswith("Nodes that should be in quarantine, held back by ")
         for series, number in COUNTED.items():
             watcher.until_value(series, number)
         for query in QUERIES:  # an expression that is none is refused

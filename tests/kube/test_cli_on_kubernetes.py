@@ -170,7 +170,7 @@ async def test_a_dry_run_is_checked_by_the_api_server_and_stores_nothing(
     stopped = await in_process("stop", "--reason", "x", "--dry-run", *person)
     typo = await in_process("quarantine", "no-such-node", *ask)
     assert (done.code, stopped.code) == (0, 0), done.err + stopped.err
-    assert f"evicts 1 pods, and their work is lost: {cluster_space.namespace}/rank-0" in done.err
+    assert f"evicts 1 pod, whose work is lost: {cluster_space.namespace}/rank-0" in done.err
     assert done.out.startswith("DRY RUN, nothing is written. Without --dry-run")
     assert f"{node}: drain requested: fan 3 is dead" in done.out
     assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)

@@ -331,7 +331,7 @@ def test_a_script_is_told_what_to_add_and_not_asked() -> None:
     [
         (None, "may not list them"),
         ([], "evicts no pod"),
-        (["a/b", "a/c"], "evicts 2 pods, and their work is lost: a/b, a/c\n4 pods of"),
+        (["a/b", "a/c"], "evicts 2 pods, whose work is lost: a/b, a/c\n4 pods of"),
         ([f"a/{n}" for n in range(30)], "a/9, ...\n"),
     ],
 )

@@ -31,10 +31,10 @@ ABOUT_KUBERNETES = (
 TEXTS = {
     "advice.py": 4,
     "alerts": 1,
-    "cli": 26,
+    "cli": 25,
     "cluster": 1,
     "daemon_cli": 5,
-    "jobs": 2,
+    "jobs": 1,
     "quarantine": 14,
     "web": 9,
 }

@@ -105,7 +105,7 @@ def test_a_pools_limit_holds_its_nodes_and_no_other() -> None:
     assert outcome.admitted == {"n1", "n3", "n4", "n5"}
     held = outcome.held["n2"]
     assert (held.limit, held.value) == ("pools.limits.concurrent", "1")
-    assert held.reason == "1 nodes of pool a are in quarantine; its limit is 1"
+    assert held.reason == "1 node of pool a is in quarantine; its limit is 1"
 
 
 def test_a_share_is_of_the_pool() -> None:

@@ -36,7 +36,7 @@ from aggregator.quarantine.decide.pool_budget import (
     floored,
 )
 from aggregator.rfc3339 import span, time_of_day
-from aggregator.runtime.text import truncate
+from aggregator.runtime.text import counted, truncate
 
 #: After the record was rebuilt no node is admitted for this long (seconds): longer than a request
 #: that was under way can take, so that a Quarantine that it created is seen, and counted.
@@ -381,7 +381,7 @@ class AdmissionBatch:
         else:
             key = "new_per_window_percent"
             allowed = f"{limits.new_per_window_percent:g} % of {nodes} allow {share}"
-        many = "1 node was" if self._lately == 1 else f"{self._lately} nodes were"
+        many = counted(self._lately, "node was", "nodes were")
         reason = f"{many} admitted within {span(limits.window)}; {allowed}"
         return self._trip_rate(proposal, FLEET, held_by(limits, key, reason, spare=spare))
 
@@ -396,7 +396,8 @@ class AdmissionBatch:
     def _full(self, pool: str) -> Held | None:
         limits, size, in_force = self._limits, self._size, self._in_force
         if in_force >= limits.concurrent:
-            text = f"{in_force} nodes are in quarantine; the limit is {limits.concurrent}"
+            many = counted(in_force, "node is", "nodes are")
+            text = f"{many} in quarantine; the limit is {limits.concurrent}"
             return held_by(limits, "concurrent", text)
         nodes, floor = size.nodes, limits.small_fleet_floor
         share = allowance(nodes, limits.concurrent_percent)

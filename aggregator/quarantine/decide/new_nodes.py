@@ -32,6 +32,7 @@ from aggregator.quarantine.decide.node_tests import (
 )
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.profiles import Profile
+from aggregator.runtime.text import counted
 
 
 def _key_alone(value: Any) -> Any:
@@ -108,7 +109,7 @@ def why_over(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> str:
         return f"it failed test {last.profile}: {last.message}"
     if last.without_verdict >= rules.attempts:
         return (
-            f"{last.without_verdict} tests gave no verdict about it "
+            f"{counted(last.without_verdict, 'test')} gave no verdict about it "
             f"(repair.new_nodes.attempts = {rules.attempts}): {last.message}"
         )
     return ""
@@ -195,5 +196,5 @@ def no_room(others: Iterable[RunningOperation], concurrent: int) -> Held | None:
     new = sum(one.kind != IDLE_TEST for one in others)
     if new < concurrent:
         return None
-    text = f"{new} new nodes are being tested"
+    text = f"{counted(new, 'new node is', 'new nodes are')} being tested"
     return Held("repair.new_nodes.concurrent", str(concurrent), text)

@@ -13,6 +13,7 @@ from aggregator.quarantine.decide.admission_record import DEFAULT_POOL, POOL_COO
 from aggregator.quarantine.decide.held import Held, held_by
 from aggregator.quarantine.decide.pools import PoolLimits
 from aggregator.rfc3339 import time_of_day
+from aggregator.runtime.text import counted
 
 
 def allowance(total: int, percent: float) -> int:
@@ -101,8 +102,10 @@ class PoolBudget:
             return Held("pools", pool, f"this replica has no pool {pool}: see its configuration")
         in_quarantine, total = self.in_quarantine(pool), self._facts.sizes.get(pool, 0)
         if limits.concurrent is not None and in_quarantine >= limits.concurrent:
-            text = f"{in_quarantine} nodes of pool {pool} are in quarantine"
-            text += f"; its limit is {limits.concurrent}"
+            nodes = f"node of pool {pool} is", f"nodes of pool {pool} are"
+            text = (
+                f"{counted(in_quarantine, *nodes)} in quarantine; its limit is {limits.concurrent}"
+            )
             return held_by(limits, "concurrent", text, under="pools.limits")
         if limits.concurrent_percent is not None:
             most = allowance(total, limits.concurrent_percent)
@@ -119,8 +122,9 @@ class PoolBudget:
         lately = self.lately(pool) if most is not None else 0
         if most is None or lately < most:
             return None
-        text = f"{lately} nodes of pool {pool} were admitted within limits.window"
-        text, spare = f"{text}; its limit is {most}", lately - most
+        nodes = counted(lately, f"node of pool {pool} was", f"nodes of pool {pool} were")
+        text = f"{nodes} admitted within limits.window; its limit is {most}"
+        spare = lately - most
         return held_by(limits, "new_per_window", text, under="pools.limits", spare=spare)
 
     def take(self, pool: str) -> None:

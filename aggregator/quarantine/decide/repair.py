@@ -52,6 +52,7 @@ from aggregator.quarantine.decide.verdicts import (
     without_verdict,
 )
 from aggregator.rfc3339 import span
+from aggregator.runtime.text import counted
 
 #: Attempts of one quarantine.
 MOST_ATTEMPTS = 20
@@ -237,8 +238,8 @@ def _before_release(
     open_ended = without_verdict(status)
     if len(open_ended) >= rules.test_attempts:
         text = (
-            f"{len(open_ended)} tests gave no verdict about the node (repair.test_attempts = "
-            f"{rules.test_attempts}): {open_ended[-1].message}"
+            f"{counted(len(open_ended), 'test')} gave no verdict about the node "
+            f"(repair.test_attempts = {rules.test_attempts}): {open_ended[-1].message}"
         )
         return _hand_to_person(status, open_ended[-1].ended_at, text)
     if last is not None and len(status.attempts) >= MOST_ATTEMPTS:
@@ -314,7 +315,7 @@ def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> 
     if full:
         left = [one for one in left if one in NEEDS_PERSON]
         why = (
-            f"the node has had {len(facts.past)} repairs within {span(rules.window)} "
+            f"the node has had {counted(len(facts.past), 'repair')} within {span(rules.window)} "
             f"(repair.attempts = {rules.attempts})"
         )
     room = len(status.attempts) < MOST_ATTEMPTS
@@ -415,7 +416,7 @@ class RepairLimits:
         past = [one for one in earlier if one.operation != proposal.operation]
         repairs = proposal.kind != TEST  # a test counts for no bound of repairs
         if repairs and len(past) >= rules.attempts and not self.by_hand:
-            text = f"the node has had {len(past)} repairs within {span(rules.window)}"
+            text = f"the node has had {counted(len(past), 'repair')} within {span(rules.window)}"
             return Held("repair.attempts", str(rules.attempts), text)
         if repairs and len(record.past_repairs) >= MOST_REPAIRED_NODES and not past:
             text = f"{len(record.past_repairs)} nodes were repaired within {span(rules.window)}"
@@ -431,10 +432,13 @@ class RepairLimits:
             (share, "repair.concurrent_percent", f"{rules.concurrent_percent:g}%"),
         )
         if len(others) >= most:
-            return Held(name, value, f"{len(others)} nodes are being repaired")
+            return Held(
+                name, value, f"{counted(len(others), 'node is', 'nodes are')} being repaired"
+            )
         in_pool = sum(1 for one in others.values() if one.pool == proposal.pool)
         if proposal.pool and in_pool >= rules.pool_concurrent:
-            text = f"{in_pool} nodes of pool {proposal.pool} are being repaired"
+            nodes = counted(in_pool, "node is", "nodes are")
+            text = f"{nodes} being repaired in pool {proposal.pool}"
             return Held("repair.pool_concurrent", str(rules.pool_concurrent), text)
         return None
 
