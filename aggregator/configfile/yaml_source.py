@@ -22,7 +22,7 @@ from aggregator.configfile.shallow_yaml import ShallowLoader
 from aggregator.configfile.values import kind_of, show
 from aggregator.configfile.yaml_error import where_and_what
 from aggregator.rfc3339 import span
-from sickbay.regular_file import MOST, require_regular_file
+from sickbay.regular_file import MOST_CONFIG, require_regular_file
 
 Key = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -109,7 +109,7 @@ def read(path: Path) -> Document:
 def read_text(path: Path) -> str:
     """The text of the file at ``path``, or `ConfigError` where it can't be read."""
     try:
-        return require_regular_file(path, most=MOST).read_text("utf-8")
+        return require_regular_file(path, most=MOST_CONFIG).read_text("utf-8")
     except OSError as error:
         what = f"can't be read: {error.strerror}; expected a readable YAML file"
         raise ConfigError(str(path), [ConfigProblem(0, "", what)]) from None

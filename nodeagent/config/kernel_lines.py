@@ -128,7 +128,7 @@ def read_monitor(top: Table, name: str, taken: Mapping[str, CheckSettings]) -> _
         return (), {}
     problems: list[str] = []
     try:
-        document = read_json(regular_file.read(path))
+        document = read_json(regular_file.read(path, most=regular_file.MOST_CONFIG))
         source, foreign = str(document["source"]), _other_log(document)
         rules = [(at, dict(rule)) for at, rule in enumerate(document["rules"])]
         # One rule is found for a line, and a lasting condition outranks an event.

@@ -172,7 +172,7 @@ def read_document(path: Path) -> Document:
     """The file at ``path``. Raises ConfigError when there is none or it isn't TOML in UTF-8."""
     file = str(path)
     try:
-        raw = regular_file.read(path)
+        raw = regular_file.read(path, most=regular_file.MOST_CONFIG)
     except FileNotFoundError:
         raise ConfigError([Problem(file, 0, "", "there is no such file", "a TOML file")]) from None
     except OSError as error:

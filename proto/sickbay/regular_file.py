@@ -4,8 +4,10 @@ import errno
 import stat
 from pathlib import Path
 
-#: Bytes. No configuration, policy or certificate comes near; a larger file was named by mistake.
+#: Bytes. No certificate or list of names comes near; a larger file was named by mistake.
 MOST = 32 * 1024 * 1024
+#: Bytes of YAML or TOML, whose readers take seconds for each MiB. A ConfigMap holds no more.
+MOST_CONFIG = 1024 * 1024
 #: Bytes of a secret: a password, a token, a key. A longer one was named by mistake.
 MOST_SECRET = 4096
 
@@ -48,11 +50,11 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def read(path: Path) -> bytes:
-    """The content of a regular file. Raises OSError for any other kind and for more than `MOST`
+def read(path: Path, *, most: int = MOST) -> bytes:
+    """The content of a regular file. Raises OSError for any other kind and for more than ``most``
     bytes.
     """
-    return _read(require_regular_file(path), MOST)
+    return _read(require_regular_file(path), most)
 
 
 def read_file_or_pipe(path: Path, *, most: int = MOST) -> str:

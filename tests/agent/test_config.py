@@ -209,7 +209,7 @@ def test_what_is_no_file_is_refused_before_anybody_waits_for_it_or_reads_it(
     [problem] = problems(file, '[aggregator]\nca_file = "/dev/zero"')
     assert "aggregator.ca_file: /dev/zero is a device; expected the absolute path of" in problem
     os.truncate(file, 1 << 40)
-    with pytest.raises(ConfigError, match="can't be read: it has more than 32 MiB"):
+    with pytest.raises(ConfigError, match="can't be read: it has more than 1 MiB"):
         load(file, ENVIRON)
 
 

@@ -738,9 +738,9 @@ def test_what_is_too_large_to_be_meant_is_refused_and_not_read(tmp_path: Path) -
     huge = tmp_path / "huge"
     huge.touch()
     os.truncate(huge, 1 << 40)
-    with pytest.raises(ConfigError, match="can't be read: it has more than 32 MiB"):
+    with pytest.raises(ConfigError, match="can't be read: it has more than 1 MiB"):
         load(huge)
-    with pytest.raises(ConfigError, match="can't be read: it has more than 32 MiB"):
+    with pytest.raises(ConfigError, match="can't be read: it has more than 1 MiB"):
         read_policy(huge)
     (said,) = problems(tmp_path, f"{LOCAL}cluster: {{kubeconfig: {huge}}}")
     assert f"cluster.kubeconfig: {huge} can't be read: it has more than 32 MiB; expected a" in said

@@ -18,11 +18,13 @@ import yaml
 
 from aggregator.configfile.shallow_yaml import ShallowLoader
 from aggregator.configfile.yaml_error import where_and_what
-from sickbay.regular_file import MOST, require_regular_file
+from sickbay.regular_file import MOST, MOST_CONFIG, require_regular_file
 
 #: Each list of a kubeconfig, and the key that holds the content of its items.
 _LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}
 _WHOLE = "expected clusters, contexts and users, as kubectl config view shows them"
+#: Bytes: a person's file has hundreds of clusters, each with its certificates.
+_MOST = 4 * MOST_CONFIG
 _PEM = "PEM, with -----BEGIN and -----END"
 
 
@@ -275,7 +277,7 @@ def _ordinary(
 
 def _read(file: str) -> dict[str, Any]:
     try:
-        text = require_regular_file(Path(file), most=MOST).read_text("utf-8")
+        text = require_regular_file(Path(file), most=_MOST).read_text("utf-8")
         data = yaml.load(text, Loader=ShallowLoader)  # noqa: S506  a safe loader
     except OSError as error:
         text = f"it can't be read: {error.strerror}; expected a readable file"
