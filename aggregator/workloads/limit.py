@@ -81,9 +81,8 @@ class WorkloadLimit:
             nodes = self._other_nodes(one.quarantine.node, key)
             if len(nodes) >= self.nodes and one.quarantine.spec.requester == OURS:
                 held[key] = (
-                    f"its {_word(workload)} lost {counted(len(nodes), 'node')} within "
-                    f"{span(self.window)}: {some_of(nodes, _MOST_NAMED)} "
-                    f"(limits.per_workload is {self.nodes})"
+                    f"its {_word(workload)} lost {len(nodes)} nodes within {span(self.window)}: "
+                    f"{some_of(nodes, _MOST_NAMED)} (limits.per_workload is {self.nodes})"
                 )
             elif room > 0:
                 room -= 1
