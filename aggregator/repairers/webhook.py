@@ -1,9 +1,10 @@
 """A repair, or a ticket, by an HTTP endpoint of the site, signed like an alert (docs/alerts.md).
 
-`X-Sickbay-Delivery` is the operation's id, the same for each attempt to deliver it: the endpoint
-carries each id out once. 200: done (or ordered, where the node proves it). 202: under way, and
-requested again with the same id until it answers otherwise. 408, 425, 429 and 503: nothing was
-ordered, and it is requested again. Any other 4xx: it has failed.
+`X-Sickbay-Delivery` is the operation's id ("-cancel" follows it in a cancellation), the same for
+each attempt to deliver it: the endpoint carries each id out once. 200: done (or ordered, where the
+node proves it). 202: under way, and requested again with the same id until it answers otherwise.
+408, 425, 429 and 503: nothing was ordered, and it is requested again. Any other 3xx or 4xx: it has
+failed.
 
 The 200 of a test has a JSON object with ``verdict``: "passed", "failed" or "none", and ``message``.
 Without one of these, and where the endpoint refuses, the test has no verdict about the node.
@@ -42,9 +43,8 @@ class WebhookRepairer:
         this id before, so nothing new is ordered.
         """
         answer = await self._post(order, "order", UNGUARDED)
-        unsent = (
-            answer.state is AnswerState.NOT_SENT
-        )  # this question: the order itself was taken before
+        # This question was not sent: the order itself was taken before.
+        unsent = answer.state is AnswerState.NOT_SENT
         return RepairAnswer(AnswerState.TAKEN, answer.text) if unsent else answer
 
     async def cancel(self, order: RepairOrder) -> bool:
