@@ -96,20 +96,20 @@ def _key(value: str, default: str, meaning: str) -> dict[str, Any]:
 
 
 def _form(value: str) -> dict[str, Any]:
-    choices = re.findall(r"`([a-z]+)`", value)
+    choices = re.findall(r"`([a-z-]+)`", value)
+    text: dict[str, Any] = {"type": "string"}
+    if len(choices) > 1:
+        text["enum"] = choices
+    if value.startswith(("list", Kind.TEXTS.value)):
+        return {"type": "array", "items": text}
     forms: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ((Kind.FLAG.value,), {"type": "boolean"}),
         (("duration", Kind.DURATION.value), {"type": "string", "pattern": _DURATIONS}),
         ((Kind.PERCENT.value,), {"type": "string", "pattern": PERCENT}),
         ((Kind.SIZE.value,), {"type": "string", "pattern": _SIZE}),
         (("whole number", Kind.INTEGER.value), {"type": "integer", "minimum": 0}),
-        ((Kind.TEXTS.value,), {"type": "array", "items": {"type": "string"}}),
     )
-    if len(choices) > 1:
-        return {"type": "string", "enum": choices}
-    return next(
-        (form for words, form in forms if value.startswith(words)), {"type": "string"}
-    ).copy()
+    return next((form for words, form in forms if value.startswith(words)), text).copy()
 
 
 #: The agent's durations may have several parts ("1h30m").

@@ -163,6 +163,7 @@ def test_the_agents_shipped_file_is_valid() -> None:
         '[expect]\ngpus = "8"',
         "[nvml]\ndeadline = 10",
         '[checks.disk-space]\ninterval = "30"',
+        '[repair]\nallow = ["reset"]',
         "[checks.nothing]\non = true",
     ],
 )
@@ -170,5 +171,15 @@ def test_mistakes_in_the_agents_file_are_marked(text: str) -> None:
     assert not agent_is_valid(text)
 
 
+def test_each_default_of_the_agent_is_of_its_keys_own_form() -> None:
+    for key, one in properties(read("agent.schema.json")).items():
+        validator = jsonschema.Draft7Validator(one)
+        assert "default" not in one or validator.is_valid(one["default"]), key
+
+
 def test_the_agents_file_may_have_checks_of_its_own() -> None:
     assert agent_is_valid('[checks.disk-space]\ninterval = "1m30s"\n[own.mine]\ncommand = ["true"]')
+
+
+def test_the_agents_file_may_allow_repairs() -> None:
+    assert agent_is_valid('[repair]\nallow = ["gpu-reset", "reboot", "test"]')
