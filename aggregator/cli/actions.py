@@ -184,7 +184,7 @@ def stopped_by_new_switch(namespace: str, reason: str, *, how: str) -> str:
     return (
         f"{stopped('', reason, how=how)}\n"
         f"BUT: there was no ConfigMap sickbay-stop in namespace {namespace}. If sickbay runs in "
-        "another one, it is not stopped: name that with --namespace. See: sickbay status"
+        f"another one, it is not stopped: name that with --namespace. See: sickbay status{how}"
     )
 
 
@@ -193,7 +193,7 @@ def resumed(before: str) -> str:
     return f'Resumed; it was stopped: "{brief(before)}"' if before else "It was not stopped."
 
 
-def resumed_in_cluster(before: str) -> str:
+def resumed_in_cluster(before: str, *, how: str) -> str:
     """After a resume where aggregators stay stopped although the object that held the stop was
     deleted.
     """
@@ -202,18 +202,18 @@ def resumed_in_cluster(before: str) -> str:
         if before
         else (
             "No stop is written in the cluster. If one was deleted, an aggregator that was still "
-            "stopped goes on now. See: sickbay status"
+            f"stopped goes on now. See: sickbay status{how}"
         )
     )
 
 
-def released(node: str, spec: QuarantineSpec) -> str:
+def released(node: str, spec: QuarantineSpec, *, how: str) -> str:
     """After a release."""
     overruled = ", and this evidence quarantines the node no more until it is over"
     return (
         f"{node}: release requested (it was quarantined: {brief(spec.reason)}).\n"
         f"The aggregator undoes its own changes{overruled if spec.evidence else ''}. "
-        f"See: sickbay node {node}"
+        f"See: sickbay node {node}{reading_flags(how)}"
     )
 
 
@@ -286,10 +286,11 @@ def preview(node: str, pods: Sequence[str] | None, staying: int) -> str:
     )
 
 
-def none_such(node: str) -> str:
+def none_such(node: str, *, how: str) -> str:
     """The node has no quarantine to release."""
     return (
-        f"{node} is not in quarantine: it has no quarantine to release\n  See: sickbay quarantines"
+        f"{node} is not in quarantine: it has no quarantine to release\n"
+        f"  See: sickbay quarantines{reading_flags(how)}"
     )
 
 

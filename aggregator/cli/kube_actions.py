@@ -84,7 +84,7 @@ class KubeActions:
         except Refused as error:
             if before or error.status != 403:
                 raise
-        return actions.resumed_in_cluster(before or "")
+        return actions.resumed_in_cluster(before or "", how=self._how)
 
     @with_api
     async def release(self, api: Transport, node: str) -> str:
@@ -95,8 +95,8 @@ class KubeActions:
             fence = {"preconditions": {"uid": found.uid}}
             await self._write(api, "DELETE", where, fence, Priority.RELEASE)
         except NotFound as error:
-            raise CommandFailed(actions.none_such(node)) from error
-        return actions.released(node, found.spec)
+            raise CommandFailed(actions.none_such(node, how=self._how)) from error
+        return actions.released(node, found.spec, how=self._how)
 
     @with_api
     async def open_order(self, api: Transport, node: str) -> str:

@@ -173,9 +173,9 @@ class LocalActions:
         with self._store() as store:
             found = store.quarantine(node)
             if found is None:
-                raise CommandFailed(actions.none_such(node))
+                raise CommandFailed(actions.none_such(node, how=self._how))
             store.delete_quarantine(node)
-            return actions.released(node, found.spec)
+            return actions.released(node, found.spec, how=self._how)
 
     def open_order(self, node: str) -> str:
         with self._store() as store:

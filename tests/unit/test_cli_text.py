@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cli import cluster_view, render, render_nodes, write_commands
-from aggregator.cli.actions import preview
+from aggregator.cli import actions, cluster_view, render, render_nodes, write_commands
 from aggregator.cli.arguments import program
 from aggregator.cli.client import read_answer
 from aggregator.cli.command_line import parser_for
@@ -336,7 +335,19 @@ def test_a_script_is_told_what_to_add_and_not_asked() -> None:
     ],
 )
 def test_a_preview_names_the_pods_that_a_drain_ends(pods: Sequence[str] | None, says: str) -> None:
-    assert says in preview("node-1", pods, 4)
+    assert says in actions.preview("node-1", pods, 4)
+
+
+def test_a_command_that_an_action_names_selects_the_actions_own_cluster() -> None:
+    how = " --context x"
+    spec = QuarantineSpec(Action.CORDON, "manual", "fan 3 is dead")
+    for text in (
+        actions.released("node-1", spec, how=how),
+        actions.none_such("node-1", how=how),
+        actions.resumed_in_cluster("", how=how),
+        actions.stopped_by_new_switch("sickbay", "storm", how=how),
+    ):
+        assert text.endswith(how), text
 
 
 # -- what the cluster knows while no aggregator answers -----------------------------------------
