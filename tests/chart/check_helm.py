@@ -435,6 +435,9 @@ def test_only_a_change_that_needs_a_restart_restarts_agents(helm: Path) -> None:
     shipped = checksum({})
     for live in (
         {"checks": {"reach": {"on": False}}},
+        {"own": {"mine": {"command": ["/bin/true"], "protocol": "nagios"}}},
+        {"kernel_lines": {"mine": {"pattern": "x"}}},
+        {"kernel_monitor": "/etc/monitor.json"},
         {"log_level": "debug"},
         {"expect": {"gpus": 8}},
     ):

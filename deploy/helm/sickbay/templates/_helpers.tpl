@@ -125,7 +125,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- define "sickbay.agentConfigAtStart" -}}
 {{- $config := include "sickbay.agentConfig" . | fromYaml -}}
 {{- if $config.expect }}{{- $_ := set $config "expect" (omit $config.expect "gpus") -}}{{ end -}}
-{{- omit $config "checks" "own" "log_level" | toYaml -}}
+{{- omit $config "checks" "own" "kernel_lines" "kernel_monitor" "log_level" | toYaml -}}
 {{- end }}
 
 {{/* A dictionary as TOML: "sickbay.toml" (dict "table" DICTIONARY "path" "") */}}
