@@ -42,3 +42,12 @@ def read_entries(content: Any, path: Sequence[str | int]) -> list[Mapping[str, A
     """The objects in the list at the path; an empty list without one."""
     found = read_field(content, path)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def read_condition(content: Any, kind: str, status: str = "") -> Mapping[str, Any] | None:
+    """The entry of ``status.conditions`` of this type, None without one. ``status``: only with
+    that.
+    """
+    found = read_entries(content, ("status", "conditions"))
+    ours = (one for one in found if one.get("type") == kind)
+    return next((one for one in ours if status in ("", one.get("status"))), None)

@@ -8,7 +8,7 @@ evidence about the node.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aggregator.config.field_path import read_entries, read_field
+from aggregator.config.field_path import read_condition, read_entries, read_field
 from aggregator.config.job import CONTAINER
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from aggregator.repairers.job_manifest import FAILED, PASSED
@@ -26,11 +26,10 @@ def verdict(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], node: str
 ) -> RepairAnswer | None:
     """None while the test runs."""
-    complete, failed = _condition(job, "Complete"), _condition(job, "Failed")
+    complete, failed = (read_condition(job, kind, "True") for kind in ("Complete", "Failed"))
     if complete is None and failed is None:
         return None
-    status = _mapping(job, "status")
-    ended = _count(status, "succeeded") + _count(status, "failed")
+    ended = sum(_count(job, "status", name) for name in ("succeeded", "failed"))
     if not pods:
         return _no_verdict(_joined(_words(failed), "its pod is gone"))
     if len(pods) > 1 or ended > 1:
@@ -51,10 +50,10 @@ def verdict(
 def why_waiting(pods: Sequence[Mapping[str, Any]]) -> str:
     """The reason why the pod does not run, in words; empty: it runs, or there is none yet."""
     for pod in pods:
-        scheduled = _condition(pod, "PodScheduled", status="False")
+        scheduled = read_condition(pod, "PodScheduled", "False")
         if scheduled is not None:
             return _words(scheduled)
-        waiting = _mapping(_container(pod) or {}, "state").get("waiting")
+        waiting = read_field(_container(pod), ("state", "waiting"))
         if isinstance(waiting, Mapping):
             return _words(waiting)
     return ""
@@ -72,17 +71,17 @@ def _exit_of(pod: Mapping[str, Any], node: str) -> tuple[int | None, str]:
         return None, f"its pod was on node {visible(str(where), _MOST_TEXT)}"
     if read_field(pod, ("metadata", "deletionTimestamp")):
         return None, "its pod was deleted"
-    if _condition(pod, "DisruptionTarget") is not None:
-        return None, f"its pod was disrupted: {_words(_condition(pod, 'DisruptionTarget'))}"
-    status = _mapping(pod, "status")
-    if status.get("reason"):
-        return None, _words(status)
+    disrupted = read_condition(pod, "DisruptionTarget", "True")
+    if disrupted is not None:
+        return None, f"its pod was disrupted: {_words(disrupted)}"
+    if read_field(pod, ("status", "reason")):
+        return None, _words(pod["status"])
     container = _container(pod)
     if container is None:
         return None, why_waiting([pod]) or "its program did not begin"
     if _count(container, "restartCount"):
         return None, "its program ran more than once"
-    ended = _mapping(container, "state").get("terminated")
+    ended = read_field(container, ("state", "terminated"))
     if not isinstance(ended, Mapping):
         return None, why_waiting([pod]) or "its program did not end"
     code, reason = ended.get("exitCode"), str(ended.get("reason") or "")
@@ -99,22 +98,8 @@ def _container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((one for one in found if one.get("name") == CONTAINER), None)
 
 
-def _condition(
-    content: Mapping[str, Any], kind: str, *, status: str = "True"
-) -> Mapping[str, Any] | None:
-    found = read_entries(content, ("status", "conditions"))
-    return next(
-        (one for one in found if one.get("type") == kind and one.get("status") == status), None
-    )
-
-
-def _mapping(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = content.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _count(content: Mapping[str, Any], name: str) -> int:
-    found = content.get(name)
+def _count(content: Mapping[str, Any], *path: str) -> int:
+    found = read_field(content, path)
     return found if isinstance(found, int) and not isinstance(found, bool) else 0
 
 

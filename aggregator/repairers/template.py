@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.config.external import OutcomeSection
-from aggregator.config.field_path import parse_field_path, read_entries, read_field
+from aggregator.config.field_path import parse_field_path, read_condition, read_field
 from aggregator.configfile.values import PLACE
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import RepairOrder
@@ -84,8 +84,8 @@ def shows(outcome: OutcomeSection | None, content: Mapping[str, Any]) -> str | N
     if outcome is None:
         return None
     if outcome.condition:
-        condition = _condition(content, outcome.condition)
-        if condition is None or condition.get("status") != outcome.status:
+        condition = read_condition(content, outcome.condition, outcome.status)
+        if condition is None:
             return None
         words = [str(condition.get(name) or "") for name in ("reason", "message")]
         text = visible(": ".join(word for word in words if word), _MOST_TEXT)
@@ -99,11 +99,6 @@ def has_begun(content: Mapping[str, Any]) -> bool:
     """Whether another controller has written to the object: it may be at work."""
     metadata = content.get("metadata") or {}
     return bool(content.get("status") or metadata.get("finalizers"))
-
-
-def _condition(content: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    found = read_entries(content, ("status", "conditions"))
-    return next((one for one in found if one.get("type") == kind), None)
 
 
 def _as_text(value: Any) -> str | None:

@@ -6,11 +6,12 @@ cluster's own responder comes last: it evicts the pod, as the drain does.
 Names: k8s.io/api v0.37.2, lifecycle/v1alpha1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aggregator.cluster.objects import ClusterObject
+from aggregator.config.field_path import read_condition, read_entries, read_field
 
 #: The cluster's own responder.
 EVICTOR = "imperative-eviction.k8s.io/evictor"
@@ -34,14 +35,14 @@ def progress_of(request: ClusterObject, evictions: Sequence[ClusterObject] | Non
     if failed := _failed(request):
         return Progress(text=f"its EvictionRequest has failed: {failed}")
     if evictions is None:
-        status = _status(request)
-        return Progress(acts=bool(status.get("observedGeneration") or status.get("conditions")))
+        signs = (("status", "observedGeneration"), ("status", "conditions"))
+        return Progress(acts=any(read_field(request.content, path) for path in signs))
     pod = target_of(request)  # an Eviction that has failed is of earlier requests
     mine = [one for one in evictions if pod and target_of(one) == pod and not _failed(one)]
     states = {
         str(one.get("name", "")): str(one.get("state", ""))
         for eviction in mine
-        for one in _items(eviction, "targetResponders")
+        for one in read_entries(eviction.content, ("status", "targetResponders"))
     }
     last = states.pop(EVICTOR, "")
     if "Active" in states.values():
@@ -59,7 +60,7 @@ def _completed(evictions: Sequence[ClusterObject], names: Mapping[str, str]) -> 
     messages = {
         str(one.get("name", "")): str(one.get("message") or "")
         for eviction in evictions
-        for one in _items(eviction, "responders")
+        for one in read_entries(eviction.content, ("status", "responders"))
     }
     named = (f"{name}: {messages.get(name, '')}".rstrip(": ") for name in sorted(names))
     return f"its responders have completed ({'; '.join(named)})"
@@ -67,27 +68,10 @@ def _completed(evictions: Sequence[ClusterObject], names: Mapping[str, str]) -> 
 
 def target_of(found: ClusterObject) -> Any:
     """The uid of the pod that it is about."""
-    spec = found.content.get("spec")
-    target = spec.get("target") if isinstance(spec, Mapping) else None
-    pod = target.get("pod") if isinstance(target, Mapping) else None
-    return pod.get("uid") if isinstance(pod, Mapping) else None
+    return read_field(found.content, ("spec", "target", "pod", "uid"))
 
 
 def _failed(found: ClusterObject) -> str:
     """The message of the condition Failed, where it is true."""
-    for one in _items(found, "conditions"):
-        if one.get("type") == "Failed" and one.get("status") == "True":
-            return str(one.get("message", "")) or str(one.get("reason", ""))
-    return ""
-
-
-def _status(found: ClusterObject) -> Mapping[str, Any]:
-    status = found.content.get("status")
-    return status if isinstance(status, Mapping) else {}
-
-
-def _items(found: ClusterObject, key: str) -> Iterator[Mapping[str, Any]]:
-    items = _status(found).get(key)
-    for one in items if isinstance(items, list) else ():
-        if isinstance(one, Mapping):
-            yield one
+    one = read_condition(found.content, "Failed", "True") or {}
+    return str(one.get("message", "")) or str(one.get("reason", ""))
