@@ -19,8 +19,8 @@ import jwt
 import msgspec
 
 from aggregator.access.oidc_claims import ClaimRefused
+from aggregator.runtime.secret_file import SecretError, read_token
 from aggregator.tls.key_set import KeysError, read_key_set
-from sickbay.regular_file import MOST_SECRET, require_regular_file
 
 T = TypeVar("T")
 
@@ -82,21 +82,10 @@ class _TokenAnswer(msgspec.Struct, frozen=True):
 
 def read_client_secret(file: Path) -> str:
     """The client's secret in a file. Raises ProviderAway, whose text has none of it."""
-    why = ""
     try:
-        text = require_regular_file(file, most=MOST_SECRET).read_text("utf-8-sig").strip()
-    except OSError as error:
-        text, why = "", f"can't be read: {error.strerror}"
-    except UnicodeDecodeError:
-        text, why = "", "is no text in UTF-8"
-    if not text.isprintable():
-        why = "has more than one line, or characters that are not printable"
-    elif not text:
-        why = why or "is empty"
-    if why:
-        expected = "expected the client's secret on one line"
-        raise ProviderAway(f"access.oidc.client_secret_file {file} {why}; {expected}")
-    return text
+        return read_token(file, "access.oidc.client_secret_file")
+    except SecretError as error:
+        raise ProviderAway(str(error)) from error
 
 
 class OidcProvider:

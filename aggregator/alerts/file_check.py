@@ -3,17 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from aggregator.alerts.http_channel import (
-    HttpOptions,
-    SecretError,
-    read_secret,
-    read_token,
-    read_url,
-    tls_context,
-)
+from aggregator.alerts.http_channel import HttpOptions, read_url, tls_context
 from aggregator.alerts.receivers.apprise import AppriseOptions, problem
 from aggregator.alerts.receivers.email import EmailOptions, tls_files
 from aggregator.alerts.settings import AlertSettings, Key
+from aggregator.runtime.secret_file import SecretError, read_secret, read_token
 
 
 def unusable_files(settings: AlertSettings) -> Iterator[tuple[Key, str]]:

@@ -15,10 +15,10 @@ from aggregator.alerts.redaction import secrets_of, without_secrets
 from aggregator.alerts.webhook import Delivery, WebhookResponse, classify_response
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import HttpUrl, MaybePath
+from aggregator.runtime.secret_file import SecretError, read_secret, read_token
 from aggregator.runtime.text import visible
 from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
-from sickbay.regular_file import MOST_SECRET
 
 #: Bytes of an answer that are read, and characters that are shown.
 _MOST_ANSWER = 2_000
@@ -28,10 +28,6 @@ _LEAST_KEY = 12
 #: Of the 4xx, those that refuse this body. Any other may be a credential or a service that is fixed
 #: later.
 _REFUSED = frozenset({400, 413, 415, 422})
-
-
-class SecretError(Exception):
-    """The secret can't be read now. The text never holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,36 +137,6 @@ def tls_context(options: HttpOptions) -> ssl.SSLContext:
         text = f"{where} can't be used: {why}; expected a certificate and its key, in PEM"
         raise SecretError(text) from None
     return context
-
-
-def read_secret(path: Path, name: str = "secret_file") -> bytes:
-    """The secret as it is now, because it rotates. Raises `SecretError`."""
-    try:
-        with path.open("rb") as file:
-            secret = file.read(MOST_SECRET + 1).rstrip()
-    except OSError as error:
-        raise SecretError(f"{name} {path} can't be read: {error.strerror}") from None
-    if not secret or len(secret) > MOST_SECRET:
-        what = "is empty" if not secret else f"is longer than {MOST_SECRET} bytes"
-        raise SecretError(f"{name} {path} {what}; expected the shared secret")
-    return secret
-
-
-async def secret_of(path: Path) -> bytes:
-    """The same in a thread of its own: a file system that hangs stops no event loop."""
-    thread = WorkerThread("secret")
-    try:
-        return await thread.run(read_secret, path)
-    finally:
-        thread.stop()
-
-
-def read_token(path: Path) -> str:
-    """The bearer token in a file. Raises `SecretError`."""
-    text = read_secret(path, "bearer_token_file").decode("ascii", "replace")
-    if not text.isascii() or not text.isprintable():
-        raise SecretError(f"bearer_token_file {path} holds no token; expected one line of ASCII")
-    return text
 
 
 def read_url(path: Path) -> str:

@@ -11,7 +11,7 @@ import random
 import aiohttp
 from attrs import define, field
 
-from aggregator.alerts.http_channel import Exchange, SecretError, words_of
+from aggregator.alerts.http_channel import Exchange, words_of
 from aggregator.alerts.message import Message, alerts_of
 from aggregator.alerts.outbox import AlertOutbox, PendingDelivery
 from aggregator.alerts.routes import RouteTarget
@@ -19,6 +19,7 @@ from aggregator.alerts.webhook import Delivery, Retry, WebhookResponse
 from aggregator.clock import Clocks
 from aggregator.runtime.database import DatabaseError
 from aggregator.runtime.histogram import REQUEST, Histogram
+from aggregator.runtime.secret_file import SecretError
 from aggregator.runtime.worker_thread import WorkerThread
 
 log = logging.getLogger("sickbay.alerts")

@@ -8,9 +8,10 @@ from pathlib import Path
 import aiohttp
 from attrs import define
 
-from aggregator.alerts.http_channel import SecretError, secret_of, words_of
+from aggregator.alerts.http_channel import words_of
 from aggregator.alerts.webhook import headers, retry_after
 from aggregator.runtime.guarded_connector import guarded_post
+from aggregator.runtime.secret_file import SecretError, secret_of
 from aggregator.runtime.text import truncate
 
 BODY_VERSION = 1

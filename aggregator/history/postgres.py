@@ -11,7 +11,6 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import asyncpg
@@ -24,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.runtime.database import DatabaseError, reason
 from aggregator.runtime.interning import EMPTY
+from aggregator.runtime.secret_file import SecretError, read_secret
 from aggregator.tls.client_context import CaFileError, client_context
 
 T = TypeVar("T")
@@ -139,9 +139,12 @@ class Postgres:
         def _prove(_d: object, _r: object, _a: object, options: dict[str, Any]) -> None:
             options["ssl"] = self._tls()
             if self._credentials.password_file is not None:
-                options["password"] = _secret(
-                    self._credentials.password_file, f"{self._section}.password_file"
-                )
+                name = f"{self._section}.password_file"
+                try:
+                    secret = read_secret(self._credentials.password_file, name)
+                except SecretError as error:
+                    raise DatabaseError(str(error)) from error
+                options["password"] = secret.decode(errors="replace")
 
         return engine
 
@@ -185,11 +188,3 @@ async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
         if not task.done() or task.cancelled():
             raise TimeoutError
     return task.result()
-
-
-def _secret(file: Path, key: str) -> str:
-    try:
-        return file.read_text("utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise DatabaseError(f"{key}: {file} can't be read: {why}") from error

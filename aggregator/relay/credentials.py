@@ -6,6 +6,7 @@ import grpc
 from attrs import define
 
 from aggregator.configfile.values import is_loopback
+from aggregator.runtime.secret_file import SecretError, read_token
 
 MAX_TOKEN = 16_384
 
@@ -40,10 +41,10 @@ class ReplicaCredentials:
 
     def token(self) -> str:
         """Raises `RelayConfigError`."""
-        text = _read(self._token_file, "replicas.token_file").decode("latin-1").strip()
-        if not text or len(text) > MAX_TOKEN or not (text.isascii() and text.isprintable()):
-            raise RelayConfigError(f"replicas.token_file: {self._token_file} holds no token")
-        return text
+        try:
+            return read_token(self._token_file, "replicas.token_file", most=MAX_TOKEN)
+        except SecretError as error:
+            raise RelayConfigError(str(error)) from None
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Raises `RelayConfigError`."""

@@ -7,11 +7,11 @@ by every user of the machine. The Node's other boot id proves the restart.
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.alerts.http_channel import SecretError, secret_of
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
 from aggregator.cluster.port import Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
+from aggregator.runtime.secret_file import SecretError, secret_of
 
 _ATTEMPT = 60.0
 #: Bytes of a password in IPMI 2.0 (section 22.30, Set User Password).

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import aiohttp
 
-from aggregator.alerts.http_channel import SecretError, secret_of, words_of
+from aggregator.alerts.http_channel import words_of
 from aggregator.cluster.port import Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.guarded_connector import guarded_post
+from aggregator.runtime.secret_file import SecretError, secret_of
 from aggregator.tls.client_context import CaFileError, client_context
 from sickbay.json_text import read_json
 

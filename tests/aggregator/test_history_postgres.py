@@ -203,7 +203,7 @@ async def test_a_password_is_read_anew_and_never_said(
     assert await asyncio.to_thread(database.recent, "", 0.0, 1) == []
     await asyncio.to_thread(database.close)
     file.unlink()
-    with pytest.raises(DatabaseError, match=r"history\.password_file: .*/password can't be read"):
+    with pytest.raises(DatabaseError, match=r"history\.password_file .*/password can't be read"):
         await asyncio.to_thread(database.recent, "", 0.0, 1)
     for secret in ("s3cr3t", PASSWORD):
         assert secret not in caplog.text + str(wrong.value)

@@ -13,7 +13,6 @@ import pytest
 
 from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts.alert import alert_of, dedup_key, resolves
-from aggregator.alerts.http_channel import SecretError, read_secret
 from aggregator.alerts.notifier import MOST_WAITING, Notifier
 from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, PendingDelivery
 from aggregator.alerts.receivers.webhook import WebhookReceiver
@@ -25,6 +24,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.database import DatabaseError
+from aggregator.runtime.secret_file import SecretError, read_secret
 from aggregator.runtime.worker_thread import WorkerThread
 from tests.support.draws import HighestDraw
 from tests.support.present import of_type

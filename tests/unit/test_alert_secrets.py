@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.alerts.file_check import unusable_files
-from aggregator.alerts.http_channel import HttpOptions, SecretError, read_token, read_url
+from aggregator.alerts.http_channel import HttpOptions, read_url
 from aggregator.alerts.receivers.slack import SlackOptions
 from aggregator.alerts.redaction import secrets_of, without_secrets
 from aggregator.alerts.settings import AlertSettings, ReceiverConfig
+from aggregator.runtime.secret_file import SecretError, read_token
 from tests.support.text_files import text_file
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from aggregator.alerts.alert import AlertState
-from aggregator.alerts.http_channel import Exchange, SecretError, read_secret
+from aggregator.alerts.http_channel import Exchange
 from aggregator.alerts.message import Message, headline
 from aggregator.alerts.plain_text import plain_text
 from aggregator.alerts.redaction import secrets_of, without_secrets
@@ -19,6 +19,7 @@ from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptio
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import OrdinaryPath
+from aggregator.runtime.secret_file import SecretError, read_secret
 from aggregator.runtime.text import visible
 from aggregator.runtime.worker_thread import WorkerThread
 

@@ -14,13 +14,14 @@ from typing import Annotated, Literal
 import aiosmtplib
 from pydantic import Field
 
-from aggregator.alerts.http_channel import Exchange, HttpOptions, read_secret, tls_context
+from aggregator.alerts.http_channel import Exchange, HttpOptions, tls_context
 from aggregator.alerts.message import Message, headline
 from aggregator.alerts.plain_text import plain_text
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import Address, EmailAddress, MaybePath
+from aggregator.runtime.secret_file import read_secret
 from aggregator.runtime.text import visible
 
 log = logging.getLogger("sickbay.alerts")

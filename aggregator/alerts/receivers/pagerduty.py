@@ -10,19 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.alerts.alert import Alert, AlertState, rfc3339
-from aggregator.alerts.http_channel import (
-    PLAIN,
-    Exchange,
-    HttpOptions,
-    compact_json,
-    post,
-    read_secret,
-)
+from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, compact_json, post
 from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import HttpUrl, OrdinaryPath
+from aggregator.runtime.secret_file import read_secret
 from aggregator.runtime.text import visible
 
 _MOST_SUMMARY = 1_024

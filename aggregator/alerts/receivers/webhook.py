@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.alerts.alert import group
-from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_secret
+from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post
 from aggregator.alerts.message import Message, section
 from aggregator.alerts.webhook import WebhookResponse, body, headers
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import HttpUrl, OrdinaryPath
+from aggregator.runtime.secret_file import read_secret
 
 
 @dataclass(frozen=True, slots=True)
