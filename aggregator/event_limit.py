@@ -32,12 +32,11 @@ BY_AGENTS = frozenset(
 
 
 class EventLimit:
-    """``left_out`` counts the transitions that were left out since the start."""
+    """Reports the number of a node's transitions that were left out before its next one."""
 
     def __init__(self, *, burst: float = BURST, rate: float = RATE) -> None:
         self._budgets = Budgets(burst=burst, rate=rate)
         self._unreported: dict[str, int] = {}
-        self.left_out = 0
 
     def admit(self, transition: Transition, now: float) -> tuple[Transition, ...]:
         """The transitions to report: itself, none, or before it the number of those left out.
@@ -51,7 +50,6 @@ class EventLimit:
             self._unreported[node] = self._unreported.get(node, 0) + 1
             if len(self._unreported) > _MOST_UNREPORTED:
                 del self._unreported[next(iter(self._unreported))]
-            self.left_out += 1
             return ()
         missed = self._unreported.pop(node, 0)
         return (_report(transition, missed), transition) if missed else (transition,)

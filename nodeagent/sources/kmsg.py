@@ -140,7 +140,6 @@ class KmsgReader:
         read: Callable[[int, int], bytes] = os.read,
     ) -> None:
         self.pollable = False
-        self.malformed = 0
         self._path = path
         self._read_fd = read
         self._clock = clock
@@ -246,8 +245,7 @@ class KmsgReader:
         if not raw:
             return
         record = parse(raw)
-        if record is None:
-            self.malformed += 1
+        if record is None:  # malformed
             return
         self._seen = record.seq
         if self._last is not None and record.seq <= self._last:
