@@ -66,10 +66,6 @@ class ClusterReader:
         found = await read_quarantine(api, node)
         return cluster_view.quarantine_answer(found) if found is not None else None
 
-    def require_node(self, node: str) -> None:
-        """Raise CommandFailed for a name that neither a Node nor a Quarantine has."""
-        self.node(node)
-
     def nodes(self) -> dict[str, Any]:
         return cluster_view.nodes_answer(self.call(_all_quarantines))
 

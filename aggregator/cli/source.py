@@ -79,7 +79,7 @@ class KubeSource(Source):
         super().__init__(cache(self._open))
 
     def require_node(self, node: str) -> None:
-        self.reader().require_node(node)
+        self.reader().node(node)
 
     def quarantine(self, node: str) -> Any:
         return self.reader().quarantine(node)
