@@ -46,6 +46,7 @@ from aggregator.web.page_delta import PageDeltas
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
 from aggregator.web.snapshot_cache import FleetSnapshot
+from aggregator.web.summary import STATE_LABELS
 
 if TYPE_CHECKING:
     import jinja2
@@ -80,16 +81,6 @@ _JOBS = (
     Param("job", Form.TEXT, "", ""),
     Param("days", Form.WHOLE, "", 28, 3650),
 )
-
-#: States in words for people, worst first.
-STATE_LABELS = {
-    QuarantineSummary.QUARANTINED: "in quarantine",
-    QuarantineSummary.HELD: "held back",
-    QuarantineSummary.WARNING: "warning",
-    QuarantineSummary.SILENT: "silent",
-    QuarantineSummary.UNKNOWN: "unknown",
-    QuarantineSummary.OK: "well",
-}
 
 
 def _printable(value: object) -> object:

@@ -5,13 +5,16 @@ from aggregator.web import models, repair_view
 from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.node_view import ViewMoment
 
-_IN_WORDS = {
+#: States in words for people, worst first.
+STATE_LABELS = {
     QuarantineSummary.QUARANTINED: "in quarantine",
     QuarantineSummary.HELD: "held back",
-    QuarantineSummary.WARNING: "with a warning",
+    QuarantineSummary.WARNING: "warning",
     QuarantineSummary.SILENT: "silent",
     QuarantineSummary.UNKNOWN: "unknown",
+    QuarantineSummary.OK: "well",
 }
+_IN_WORDS = STATE_LABELS | {QuarantineSummary.WARNING: "with a warning"}
 
 #: A node whose hold is of its drain: what is held of any other is its quarantine.
 _BEGUN = QuarantineSummary.QUARANTINED
@@ -57,8 +60,8 @@ def headline(found: FleetViewFindings) -> str:
     total, counts = len(found.states), found.counts
     if not total:
         return "No node is known yet."
-    parts = [f"{counts[state]} {text}" for state, text in _IN_WORDS.items() if counts[state]]
-    well = counts[QuarantineSummary.OK]
+    ill = [state for state in _IN_WORDS if counts[state] and state is not QuarantineSummary.OK]
+    parts, well = [f"{counts[one]} {_IN_WORDS[one]}" for one in ill], counts[QuarantineSummary.OK]
     if not parts:
         all_well = f"All {total:,} nodes are well." if total > 1 else "The only node is well."
         return f"{all_well}{_untested(found)}"

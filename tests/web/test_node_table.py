@@ -14,8 +14,8 @@ from aggregator.cluster.port import NodeMeta
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.text import natural
 from aggregator.web.node_table import selector
-from aggregator.web.pages import STATE_LABELS
 from aggregator.web.query_params import BadQuery
+from aggregator.web.summary import STATE_LABELS
 from tests.support.present import present
 from tests.web.support import Hands, Served, serving, small_fleet, well
 
