@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from aggregator.cluster.port import (
     Refused,
     Unreachable,
 )
+from aggregator.config.field_path import read_field
 from aggregator.runtime.backoff import Backoff
 from aggregator.workloads.eviction_progress import Progress, progress_of, target_of
 
@@ -275,6 +276,5 @@ def request_of(pod: Pod, ident: str, quarantine: Quarantine) -> dict[str, Any]:
 
 def _is_ours(found: ClusterObject, uid: str) -> bool:
     """Whether it is our request for this pod."""
-    spec = found.content.get("spec")
-    is_own = isinstance(spec, Mapping) and spec.get("requester") == REQUESTER
+    is_own: bool = read_field(found.content, ("spec", "requester")) == REQUESTER
     return is_own and target_of(found) == uid
