@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.health.model import MeasuredSeries
 from aggregator.policy.precursors import statistic
-from aggregator.policy.precursors.fleet import FleetCounters, Precursor
+from aggregator.policy.precursors.fleet import FleetCounters, Precursor, PrecursorChange
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
@@ -27,6 +27,7 @@ class Played:
         self.measure = measure
         self.values: dict[tuple[str, int], int] = dict(before or {})
         self.found: list[tuple[float, str, Precursor]] = []
+        self.open: set[str] = set()
         for number in range(nodes):
             self.connect(f"n{number}", at=0.0)
 
@@ -42,7 +43,13 @@ class Played:
         self.values[node, gpu] = value
         for change in self.counters.update(node, [(gpu, value)], at):
             assert change.finding is not None
+            self.open.add(change.series.component)
             self.found.append((at, node, change.finding))
+
+    def end(self, changes: Iterable[PrecursorChange]) -> None:
+        for change in changes:
+            assert change.finding is None
+            self.open.remove(change.series.component)
 
     def rise(self, node: str, gpu: int, *, at: float, by: int = 1) -> None:
         self.set_value(node, gpu, self.values.get((node, gpu), 0) + by, at=at)
@@ -110,7 +117,7 @@ def test_rises_of_an_earlier_stream_count_on() -> None:
     assert fleet.found == []
     fleet.rise("n1", 0, at=DAY + 20 * MINUTE)
     assert fleet.nodes_found == {"n1"}
-    assert [one.series.component for one in fleet.counters.findings("n1")] == ["n1-gpu0"]
+    assert fleet.open == {"n1-gpu0"}
 
 
 def test_a_finding_ends_a_week_after_its_last_rise_or_when_its_part_is_replaced() -> None:
@@ -119,11 +126,11 @@ def test_a_finding_ends_a_week_after_its_last_rise_or_when_its_part_is_replaced(
         for minute in (0, 20, 40):
             fleet.rise(node, 0, at=DAY + minute * MINUTE)
     assert fleet.counters.expire("n1", 7 * DAY) == []
-    [ended] = fleet.counters.expire("n1", 9 * DAY)
-    assert ended.finding is None
-    [replaced] = fleet.counters.dismiss("n2", "n2-gpu0")
-    assert replaced.finding is None
-    assert fleet.counters.findings("n1") == fleet.counters.findings("n2") == []
+    fleet.end(fleet.counters.expire("n1", 9 * DAY))
+    assert fleet.open == {"n2-gpu0"}
+    fleet.end(fleet.counters.dismiss("n2", "n2-gpu0"))
+    assert not fleet.open
+    assert fleet.counters.expire("n1", 9 * DAY) == fleet.counters.dismiss("n2", "n2-gpu0") == []
 
 
 def test_where_many_nodes_have_rises_they_are_a_kind_of_their_own() -> None:
@@ -180,9 +187,9 @@ def test_where_all_parts_of_a_small_fleet_count_none_is_a_precursor(nodes: int, 
                 if dice.random() < 4 / 288:
                     fleet.rise(f"n{node}", gpu, at=slot * 5 * MINUTE)
         for node in range(nodes):
-            fleet.counters.expire(f"n{node}", slot * 5 * MINUTE)
+            fleet.end(fleet.counters.expire(f"n{node}", slot * 5 * MINUTE))
     assert all(at < 2 * DAY for at, _, _ in fleet.found)
-    assert not any(fleet.counters.findings(f"n{node}") for node in range(nodes))
+    assert not fleet.open
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
@@ -201,9 +208,9 @@ def test_the_one_node_of_a_small_fleet_whose_parts_all_count_is_a_precursor(node
         for gpu in range(8):
             fleet.rise("n0", gpu, at=DAY + hour * HOUR + gpu * MINUTE)
     for node in range(nodes):
-        fleet.counters.expire(f"n{node}", 2 * DAY)
+        fleet.end(fleet.counters.expire(f"n{node}", 2 * DAY))
     assert fleet.nodes_found == {"n0"}
-    assert len(fleet.counters.findings("n0")) == 8
+    assert len(fleet.open) == 8
 
 
 def test_a_counter_that_wraps_is_one_that_began_anew() -> None:

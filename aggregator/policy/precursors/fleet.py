@@ -233,22 +233,28 @@ class FleetCounters:
             kind.nodes += 1
         known.names, known.kinds = tuple(names), _shared_kinds(tuple(kinds))
 
-    def restore(self, node: str, findings: Collection[tuple[str, str]], now: float) -> None:
+    def restore(
+        self, node: str, findings: Collection[tuple[str, str]], now: float
+    ) -> list[PrecursorChange]:
         """Findings (counter, component) that a quarantine rests on, and this process does not have:
         they are open until a week from now has passed without a rise.
         """
         known = self._nodes.get(node)
         if known is None:
-            return
+            return []
+        changes, minute = [], _minute(now)
         for number, (series, kind) in enumerate(zip(known.names, known.kinds, strict=True)):
             if series is None or kind is None:
                 continue
-            part = kind.parts.get((node, number))
-            missing = part is None or not part.is_finding
-            if missing and (series.measure, series.component) in findings:
-                part = kind.parts.setdefault((node, number), _Part())
-                part.add(_minute(now), 0)
+            if (series.measure, series.component) not in findings:
+                continue
+            part = kind.parts.setdefault((node, number), _Part())
+            if not part.is_finding:
+                part.add(minute, 0)
                 part.is_finding = True
+                found = _precursor(known, number, series, part, kind.fit(minute))
+                changes.append(PrecursorChange(series, found))
+        return changes
 
     def _kind(self, one: MeasuredSeries, minute: int) -> _Kind | None:
         if one.measure not in COUNTERS:
@@ -341,18 +347,6 @@ class FleetCounters:
         """The node is gone."""
         self.begin(node)
         self._kept.pop(node, None)
-
-    def findings(self, node: str) -> list[Precursor]:
-        """The node's findings, in the order of its series."""
-        known = self._nodes.get(node)
-        if known is None:
-            return []
-        found = []
-        for number, (series, kind) in enumerate(zip(known.names, known.kinds, strict=True)):
-            part = kind.parts.get((node, number)) if kind is not None else None
-            if kind is not None and series is not None and part is not None and part.is_finding:
-                found.append(_precursor(known, number, series, part, kind.fit(kind.seen_at)))
-        return found
 
 
 def _precursor(

@@ -35,7 +35,7 @@ class PrecursorTracker(MeasurementTracker[Precursor]):
         changes: list[PrecursorChange] = []
         if measured.series:
             self._counters.add_series(node, measured.series, at)
-            changes += self._restore(node, at)
+            changes += self._counters.restore(node, self.findings_in_quarantine(node), at)
         changes += self._counters.update(node, measured.values, at)
         if node not in self._open:
             self._checked_at.pop(node, None)
@@ -47,16 +47,6 @@ class PrecursorTracker(MeasurementTracker[Precursor]):
     def forget_node(self, node: str) -> None:
         super().forget_node(node)
         self._checked_at.pop(node, None)
-
-    def _restore(self, node: str, at: float) -> list[PrecursorChange]:
-        """Another process found them, and a quarantine rests on them."""
-        restored = self.findings_in_quarantine(node)
-        if not restored:
-            return []
-        self._counters.restore(node, restored, at)
-        known, found = self._open.get(node, {}), self._counters.findings(node)
-        new = (one for one in found if component(one.series) not in known)
-        return [PrecursorChange(one.series, one) for one in new]
 
     def evidence_of(self, found: Precursor, at: float) -> Component:
         """The rise, the fleet's rate, since when, and what may follow."""
