@@ -4,28 +4,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails
 
 from aggregator.configfile.section import Section, Strings
-from aggregator.configfile.values import LabelKey, Namespace, kind_of, refuse, shaped, show
+from aggregator.configfile.values import LabelKey, Namespace, refuse, shaped, show
 from aggregator.configfile.yaml_source import Key
 from aggregator.quarantine.decide.profiles import PROFILE
 
 #: The container whose exit code is the verdict.
 CONTAINER = "test"
-#: Fields of a pod that pin the test to its node, end it, or make its end readable: sickbay's own.
-_OWN_POD = (
-    *("activeDeadlineSeconds", "affinity", "automountServiceAccountToken", "nodeName"),
-    *("nodeSelector", "priorityClassName", "restartPolicy", "serviceAccountName"),
-    *("serviceAccount", "terminationGracePeriodSeconds", "topologySpreadConstraints"),
-)
-_OWN_CONTAINER = (
-    *("args", "command", "image", "livenessProbe", "name", "readinessProbe", "restartPolicy"),
-    *("restartPolicyRules", "startupProbe", "terminationMessagePath", "terminationMessagePolicy"),
-)
 _OWN_PREFIXES = ("sickbay.dev/", "batch.kubernetes.io/")
-_TEMPLATE = ("metadata", "spec")
-_METADATA = ("labels", "annotations")
 _HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]+)?"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 #: A reference as container runtimes parse it (distribution/reference, reference.go).
@@ -54,6 +43,85 @@ def _gpus(value: Any) -> Any:
     if value != "all" and (type(value) is not int or not 0 <= value <= 1024):
         raise refuse(show(value), 'a number of GPUs from 0 to 1024, or "all"')
     return value
+
+
+def _free_keys(value: Mapping[str, str]) -> Mapping[str, str]:
+    for name in value:
+        if name.startswith(_OWN_PREFIXES):
+            raise refuse(f"{show(name)} is sickbay's or Kubernetes' own", "another key")
+    return value
+
+
+_FREE = AfterValidator(_free_keys)
+
+
+def _with_key(value: Any) -> Any:
+    if isinstance(value, dict) and not value.get("key"):
+        raise refuse("tolerates every taint, also those of other parties", "key")
+    return value
+
+
+def _without(*own: str) -> BeforeValidator:
+    """Refuses fields that sickbay sets itself: they pin the test to its node, end it, or make its
+    end readable.
+    """
+    error = refuse("is set by sickbay, and can't be changed here", "none")
+
+    def check(value: Any) -> Any:
+        found = [name for name in own if name in value] if isinstance(value, dict) else []
+        if found:
+            errors = [InitErrorDetails(type=error, loc=(one,), input=value[one]) for one in found]
+            raise ValidationError.from_exception_data("own fields", errors)
+        return value
+
+    return BeforeValidator(check)
+
+
+_Toleration = Annotated[Mapping[str, Any], Field(strict=False), BeforeValidator(_with_key)]
+_Container = Annotated[
+    Mapping[str, Any],
+    Field(strict=False),
+    _without(
+        *("args", "command", "image", "livenessProbe", "name", "readinessProbe", "restartPolicy"),
+        *("restartPolicyRules", "startupProbe", "terminationMessagePath"),
+        "terminationMessagePolicy",
+    ),
+]
+
+
+class JobPodMetadata(Section):
+    """Of the pod."""
+
+    labels: Annotated[Mapping[str, str], Field(strict=False), _FREE] = {}
+    """Further labels."""
+    annotations: Annotated[Mapping[str, str], Field(strict=False), _FREE] = {}
+    """Further annotations."""
+
+
+class JobPodSpec(Section):
+    """Of the pod's spec these fields, and others of Kubernetes, which are merged in as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tolerations: Annotated[tuple[_Toleration, ...], Field(strict=False)] = ()
+    """Further ones, each with its key. Other fields of a pod's spec, as volumes, are merged in too.
+    """
+    containers: Annotated[tuple[_Container, ...], Field(strict=False, max_length=1)] = ()
+    """Further fields of the test's container."""
+
+
+class JobPodTemplate(Section):
+    """A pod template that is merged in."""
+
+    metadata: JobPodMetadata = JobPodMetadata()
+    spec: Annotated[
+        JobPodSpec,
+        _without(
+            *("activeDeadlineSeconds", "affinity", "automountServiceAccountToken", "nodeName"),
+            *("nodeSelector", "priorityClassName", "restartPolicy", "serviceAccountName"),
+            *("serviceAccount", "terminationGracePeriodSeconds", "topologySpreadConstraints"),
+        ),
+    ] = JobPodSpec()
 
 
 class JobProfile(Section):
@@ -89,7 +157,7 @@ class JobSection(Section):
     """Of the pod. Its token is not mounted."""
     priority_class: Annotated[str, shaped(rf"({_NAME})?", _NAME_EXPECTED)] = ""
     """Of the pod; empty: the cluster's default."""
-    template: Annotated[Mapping[str, Any], Field(strict=False)] = {}
+    template: JobPodTemplate = JobPodTemplate()
     """A pod template that is merged in: metadata (labels, annotations), and spec with volumes,
     further tolerations and one container.
     """
@@ -105,68 +173,3 @@ def job_errors(section: JobSection, key: Key, own: str = "") -> Iterator[tuple[K
     if section.namespace in whose or section.namespace.startswith("kube-"):
         text = f'"{section.namespace}" is {taken}; expected a namespace for tests alone'
         yield (*key, "namespace"), text
-    yield from _template_errors(section.template, (*key, "template"))
-
-
-def _template_errors(template: Mapping[str, Any], key: Key) -> Iterator[tuple[Key, str]]:
-    yield from _unknown(template, _TEMPLATE, key)
-    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-    yield from _metadata_errors(metadata, (*key, "metadata"))
-    if not isinstance(spec, dict):
-        yield (*key, "spec"), f"{kind_of(spec)}; expected fields of a pod's spec"
-        return
-    yield from _own(spec, _OWN_POD, (*key, "spec"))
-    yield from _toleration_errors(spec.get("tolerations") or [], (*key, "spec", "tolerations"))
-    yield from _container_errors(spec.get("containers") or [], (*key, "spec", "containers"))
-
-
-def _metadata_errors(metadata: Any, key: Key) -> Iterator[tuple[Key, str]]:
-    if not isinstance(metadata, dict):
-        yield key, f"{kind_of(metadata)}; expected {' and '.join(_METADATA)}"
-        return
-    yield from _unknown(metadata, _METADATA, key)
-    for name in _METADATA:
-        texts = metadata.get(name) or {}
-        if not isinstance(texts, dict) or not all(isinstance(one, str) for one in texts.values()):
-            yield (*key, name), f"{kind_of(texts)}; expected keys with texts (in quotes)"
-            continue
-        for one in texts:
-            if str(one).startswith(_OWN_PREFIXES):
-                yield (*key, name, one), "is sickbay's or Kubernetes' own; expected another key"
-
-
-def _toleration_errors(tolerations: Any, key: Key) -> Iterator[tuple[Key, str]]:
-    if not isinstance(tolerations, list):
-        yield key, f"{kind_of(tolerations)}; expected a list"
-        return
-    for number, one in enumerate(tolerations):
-        if not isinstance(one, dict) or not one.get("key"):
-            text = "tolerates every taint, also those of other parties; expected key"
-            yield (*key, number), text
-
-
-def _container_errors(containers: Any, key: Key) -> Iterator[tuple[Key, str]]:
-    if not isinstance(containers, list):
-        yield key, f"{kind_of(containers)}; expected a list with one entry"
-        return
-    if len(containers) > 1:
-        yield key, f"has {len(containers)} entries; expected one, that of the test"
-    for number, one in enumerate(containers):
-        if not isinstance(one, dict):
-            yield (*key, number), f"{kind_of(one)}; expected fields of a container"
-            continue
-        yield from _own(one, _OWN_CONTAINER, (*key, number))
-
-
-def _unknown(
-    value: Mapping[str, Any], known: tuple[str, ...], key: Key
-) -> Iterator[tuple[Key, str]]:
-    for name in value:
-        if name not in known:
-            yield (*key, name), f"no known key {show(name)}; expected {' and '.join(known)}"
-
-
-def _own(value: Mapping[str, Any], own: tuple[str, ...], key: Key) -> Iterator[tuple[Key, str]]:
-    for name in value:
-        if name in own:
-            yield (*key, name), "is set by sickbay, and can't be changed here; expected none"

@@ -286,7 +286,7 @@ _EXPECTED = {
     "string_type": "text in quotes",
     "string_too_short": "text that is not empty",
     "string_too_long": "at most {max_length} characters",
-    "too_long": "at most {max_length} entries",
+    "too_long": "a list of at most {max_length}",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",

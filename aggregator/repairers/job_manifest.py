@@ -5,7 +5,6 @@ has a deadline of its own, so that it ends also where its Job was deleted withou
 """
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 from aggregator.cluster.node_names import TAINT
@@ -84,19 +83,16 @@ def _failure_policy() -> dict[str, Any]:
 
 
 def _pod(section: JobSection, order: RepairOrder, gpus: int, taint: str) -> dict[str, Any]:
-    given = section.template.get("metadata") or {}
-    more = dict(section.template.get("spec") or {})
-    [container] = more.pop("containers", None) or [{}]
-    tolerations = more.pop("tolerations", None) or []
+    given, spec = section.template.metadata, section.template.spec
     name = order.idle_class or section.priority_class
     priority = {"priorityClassName": name} if name else {}
     return {
         "metadata": {
-            "labels": {**(given.get("labels") or {}), **_LABELS},
-            "annotations": {**(given.get("annotations") or {}), OPERATION: order.operation},
+            "labels": {**given.labels, **_LABELS},
+            "annotations": {**given.annotations, OPERATION: order.operation},
         },
         "spec": {
-            **more,
+            **(spec.model_extra or {}),
             **priority,
             "restartPolicy": "Never",
             "activeDeadlineSeconds": deadline(order),
@@ -104,15 +100,14 @@ def _pod(section: JobSection, order: RepairOrder, gpus: int, taint: str) -> dict
             "serviceAccountName": section.service_account,
             "automountServiceAccountToken": False,
             "affinity": _on(order.node),
-            "tolerations": [*_own_tolerations(order, taint), *tolerations],
-            "containers": [_container(section, order, gpus, container)],
+            "tolerations": [*_own_tolerations(order, taint), *spec.tolerations],
+            "containers": [_container(section, order, gpus)],
         },
     }
 
 
-def _container(
-    section: JobSection, order: RepairOrder, gpus: int, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def _container(section: JobSection, order: RepairOrder, gpus: int) -> dict[str, Any]:
+    [given] = section.template.spec.containers or [{}]
     resources = dict(given.get("resources") or {})
     if gpus:
         for name in ("requests", "limits"):

@@ -201,7 +201,7 @@ BAD: list[tuple[str, str]] = [
     ("limits: {domain_labels: ['']}", "limits.domain_labels[0]: "),
     (
         f"limits: {{domain_labels: [{', '.join(f'a{n}' for n in range(32))}]}}",
-        "limits.domain_labels: a list; expected at most 31 entries",
+        "limits.domain_labels: a list; expected a list of at most 31",
     ),
     ("history: {keep: 0s}", 'history.keep: "0s"; expected at least "1h"'),
     ("repair: {window: 1ms}", 'repair.window: "1ms"; expected at least "1h"'),

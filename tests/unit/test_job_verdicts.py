@@ -154,7 +154,7 @@ def test_a_template_adds_and_takes_nothing_away_that_makes_the_end_readable() ->
         "requests": {"nvidia.com/gpu": 4},
     }
     assert test["terminationMessagePolicy"] == "File"
-    assert section.template == template
+    assert section == job_section("tests", template=template, priority_class="low")
 
 
 def test_the_name_follows_from_the_operation_and_fits_a_label() -> None:
