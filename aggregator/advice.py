@@ -143,11 +143,13 @@ def for_incident(
     return f"{sentence}. The node is released by itself once it has stayed well."
 
 
-def by_hand(node_summary: NodeSummary, mode: str, how: str) -> str:
-    """The command that quarantines a node regardless of the limits. Only mode drain drains."""
+def by_hand(node_summary: NodeSummary, mode: str, how: str, reason: str = "") -> str:
+    """The command that quarantines a node regardless of the limits. Only mode drain drains.
+    ``reason``: for a node without an incident.
+    """
     action = "drain" if mode == "drain" else "cordon"
     found = sorted(node_summary.decision.incidents.values(), key=lambda one: one.since)
-    reason = shell_quoted(found[0].summary if found else "")
+    reason = shell_quoted(found[0].summary if found else reason)
     return f"sickbay quarantine {node_summary.node} --action {action} --reason {reason}{how}"
 
 

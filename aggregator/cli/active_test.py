@@ -19,18 +19,16 @@ from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer, unwritten_exits
 from aggregator.cli.past import transitions
 from aggregator.cli.read_commands import node_answer
-from aggregator.cli.repair import effect, operation_of, repair_of
+from aggregator.cli.repair import effect, operation_of, require_accepted
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import Source, open_source
 from aggregator.cli.text_table import clean, printable, table
-from aggregator.cli.wait import state
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.operations import attempt_of
 from aggregator.cluster.port import Operation, RepairAttempt
 from aggregator.policy.repairs import TEST
 from aggregator.rfc3339 import write_time
-from aggregator.runtime.cli_flags import reading_flags
 from sickbay.json_text import read_json
 
 #: Measure, component, value, unit.
@@ -87,16 +85,15 @@ def _confirm(options: argparse.Namespace) -> None:
         require_terminal("a test")
     with open_source(options) as source:
         known = node_answer(source, options.name)
+        require_accepted(known, TEST)
+        _require_profile(options, known)
         in_quarantine = known["quarantine"] is not None
         if in_quarantine:
-            question = effect(options, known, TEST)
-            _require_drained(options, known)
+            question = effect(known, TEST)
         elif _is_new(known):
             question = _effect_on_new(options, known)
         else:
-            _require_service(options, known)
             question = _effect_in_service(options, known)
-        _require_profile(options, known)
         uid = known["quarantine"].get("uid", "") if in_quarantine else ""
         ident, spec = operation_of(options, TEST, uid, options.profile or "")
         with open_actions(options) as actions:
@@ -145,50 +142,8 @@ def _effect_on_new(options: argparse.Namespace, known: Answer) -> str:
     return f"{options.name}: a test is ordered {room}{after}. {opens}"
 
 
-def _require_service(options: argparse.Namespace, known: Answer) -> None:
-    """Raise UsageError for a node that is neither in quarantine nor known as a new one, where such
-    a node is not tested.
-    """
-    tests = known.get("tests")
-    why = _why_not_in_service(known, tests, on_kubernetes=options.local is None)
-    if why:
-        node, how = options.name, flags_of(options)
-        reads = how if options.local is None else ""
-        new = (
-            " and is not known to have the startup taint of new nodes (repair.new_nodes; the "
-            "aggregator sees it within three minutes)"
-        )
-        text = (
-            f"{node} is not in quarantine{',' + new if options.local is None else ''}: sickbay "
-            f"node {node}{reads}. Of a node in service no test begins: {why}."
-        )
-        if known.get("mode") != "observe":
-            text += (
-                f" To test a node with work, first: sickbay quarantine {node} --action drain "
-                f"--reason 'for its test'{how}"
-            )
-        raise UsageError(text)
-
-
-def _why_not_in_service(known: Answer, tests: Answer | None, *, on_kubernetes: bool) -> str:
-    """Why no test of a node in service begins; empty: one may."""
-    if tests is None:
-        return "the aggregator does not answer"
-    if tests["mode"] != "repair":
-        return f"repair.mode of the aggregator is {tests['mode']}"
-    if not tests["repairer"]:
-        return "repair.repairers of the aggregator has no test"
-    if not tests["in_service"] and not on_kubernetes:
-        return "a job could start next to it, as nothing keeps jobs off a node in service"
-    if not tests["in_service"]:
-        return "it needs a test that work preempts, by a repairer with job and gpus: all"
-    if known["mode"] == "observe":
-        return "its mode is observe"
-    return ""
-
-
 def _effect_in_service(options: argparse.Namespace, known: Answer) -> str:
-    profile = options.profile or known["tests"]["profile"]
+    profile = options.profile or known["operations"]["profile"]
     return (
         f"{options.name} is in service: test {profile} is ordered as a Job of the lowest priority "
         "once repair.idle_nodes.concurrent and its failure domain have room. The test is refused "
@@ -197,42 +152,18 @@ def _effect_in_service(options: argparse.Namespace, known: Answer) -> str:
 
 
 def _require_profile(options: argparse.Namespace, known: Answer) -> None:
-    """Raise UsageError for a profile that the configuration is known not to have."""
-    tests = known.get("tests")
-    profiles = tests["profiles"] if tests is not None else None
-    if tests is None or profiles is None:  # agents have profiles of their own
+    """Raise UsageError where no profile is named, or the configuration is known to lack it."""
+    operations = known.get("operations")
+    if operations is None:  # the aggregator does not answer
         return
-    found = repair_of(known["quarantine"])
-    default = found.get("verify", "") if found is not None else tests["profile"]
-    profile = options.profile or ("" if _is_new(known) else default)
-    if profile and profile not in profiles:
-        raise UsageError(
-            f"{options.name}: the Job of the aggregator's repairer of tests has no profile "
-            f"{profile}; expected --profile, one of: {', '.join(profiles)}"
-        )
-
-
-def _require_drained(options: argparse.Namespace, known: Answer) -> None:
-    """Raise UsageError where the node is not emptied, or no profile is known."""
-    node, quarantine, how = options.name, known["quarantine"], flags_of(options)
-    cordoned = quarantine["action"] == "cordon" and quarantine["phase"] == "Cordoned"
-    if quarantine["phase"] != "Drained" and not cordoned:
-        raise UsageError(
-            f"{node} is not drained ({state(quarantine)}), and a node with work is not tested; "
-            f"first: sickbay wait {node} --for drained{reading_flags(how)}"
-        )
-    found = repair_of(quarantine)
-    if not options.profile and found is not None and not found.get("verify"):
-        raise UsageError(
-            f"{node}: repair.verify of the aggregator names no profile; expected --profile, one "
-            f"of: {_profiles(known)}"
-        )
-
-
-def _profiles(known: Answer) -> str:
-    tests = known.get("tests")
-    listed = tests["profiles"] if tests is not None else None
-    return ", ".join(listed) if listed else "sickbay-agent test --list on the node"
+    profile, profiles = options.profile or operations["profile"], operations["profiles"]
+    if profile and (profiles is None or profile in profiles):
+        return
+    problem = "repair.verify of the aggregator names no profile"
+    if profile:
+        problem = f"the Job of the aggregator's repairer of tests has no profile {profile}"
+    expected = ", ".join(profiles or ["sickbay-agent test --list on the node"])
+    raise UsageError(f"{options.name}: {problem}; expected --profile, one of: {expected}")
 
 
 # -- the wait for its verdict ------------------------------------------------------------

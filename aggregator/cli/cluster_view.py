@@ -131,6 +131,7 @@ def node_answer(
         "mode": "",
         "read_at": None,
         "new_node": None,
+        "operations": None,
         "boot_id": ((node or {}).get("status") or {}).get("nodeInfo", {}).get("bootID", ""),
         "conflict": "",
         "foreign": "" if found is not None or not spec.get("unschedulable") else "it is cordoned",

@@ -10,7 +10,6 @@ from aggregator.cli.actions import none_follows
 from aggregator.cli.attempts import BUSY
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import UsageError
-from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.read_commands import node_answer
 from aggregator.cli.render_nodes import repairs
@@ -21,7 +20,6 @@ from aggregator.cli.words import phase_of
 from aggregator.cli.write_commands import open_actions, report, this_user
 from aggregator.cluster.port import OperationSpec
 from aggregator.policy.repairs import TEST
-from aggregator.runtime.text import shell_quoted
 
 _KIND = "quarantine.sickbay.dev"
 
@@ -84,7 +82,9 @@ def _confirm(options: argparse.Namespace, what: str) -> None:
         require_terminal("a repair" if what else "the end of a repair")
     with open_source(options) as source:
         known = node_answer(source, options.name)
-    text = effect(options, known, what)
+    if what:
+        require_accepted(known, what)
+    text = effect(known, what)
     uid = (known["quarantine"] or {}).get("uid", "")
     with open_actions(options) as actions:
         if confirms:
@@ -109,25 +109,23 @@ def operation_of(
     )
 
 
-def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
-    """The effect of the request, for its confirmation. Raises UsageError where it has none."""
-    node, how = options.name, flags_of(options)
-    quarantine = known["quarantine"]
-    if quarantine is None and not what:
-        return f"{node} is not in quarantine: its open requests and tests are cancelled."
+def require_accepted(known: Answer, kind: str) -> None:
+    """Raise UsageError where such a request can't begin, with the aggregator's own reason."""
+    operations, why = known.get("operations"), ""
+    if operations is not None:
+        why = operations["refused"].get(kind, "")
+    elif known["quarantine"] is None:
+        why = "it is not in quarantine, and the aggregator does not answer"
+    if why:
+        raise UsageError(f"{known['node']}: {why}")
+
+
+def effect(known: Answer, what: str) -> str:
+    """The effect of the request, for its confirmation."""
+    node, quarantine = known["node"], known["quarantine"]
     if quarantine is None:
-        text = f"{node} is not in quarantine, and no other node is repaired; expected one of: "
-        text += "sickbay quarantines."
-        if known.get("mode") != "observe":
-            reason = next((one["summary"] for one in known["incidents"]), f"for its {what}")
-            text += (
-                f" First: sickbay quarantine {node} --action drain --reason "
-                f"{shell_quoted(reason)}{how}"
-            )
-        raise UsageError(text)
+        return f"{node} is not in quarantine: its open requests and tests are cancelled."
     found = repair_of(quarantine)
-    if known.get("source") != "cluster":
-        _require_repairs(node, found, what)
     last = found["attempts"][-1] if found is not None and found["attempts"] else None
     busy = last["repair"] if last is not None and last["state"] in BUSY else ""
     if not what:
@@ -137,26 +135,6 @@ def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
         f"{node}: {what} is ordered once the node is drained and the limits of repairs have "
         f"room{after}. Phase now: {phase_of(quarantine)}."
     )
-
-
-def _require_repairs(node: str, found: Answer | None, what: str) -> None:
-    """Raise UsageError where the aggregator's configuration repairs no node in this way."""
-    mode = found["mode"] if found is not None else "off"
-    busy = found is not None and any(one["state"] in BUSY for one in found["attempts"])
-    if not what and (busy or mode != "off"):
-        return
-    if mode != "repair":
-        raise UsageError(
-            f"{node}: repair.mode of the aggregator is {mode}, so no repair is ordered; expected "
-            "mode repair (docs/repair.md)"
-        )
-    assert found is not None
-    if what not in found["repairers"]:
-        kinds = ", ".join(kind for kind in found["repairers"] if kind != TEST)
-        expected = "a repairer of this kind there" if what == TEST else f"one of: {kinds or 'none'}"
-        raise UsageError(
-            f"{node}: repair.repairers of the aggregator has no {what}; expected {expected}"
-        )
 
 
 def _effect_of_cancel(node: str, busy: str) -> str:

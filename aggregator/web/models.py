@@ -169,17 +169,15 @@ class NewNode(Shape, frozen=True, kw_only=True):
     passed: bool = False
 
 
-class ActiveTests(Shape, frozen=True, kw_only=True):
-    """How nodes are tested by this configuration. ``mode`` is repair.mode. ``repairer``: there is
-    one of kind test. ``profiles``: those that a test can have, null where they are not known.
-    ``in_service``: a node that is neither in quarantine nor new can be tested by hand, with
-    ``profile`` where the request names none.
+class OperationRequests(Shape, frozen=True, kw_only=True):
+    """A person's requests for the node. ``refused``: the kinds of repair, and test, that can't be
+    requested now, each with the reason and the next step. ``profiles``: those that a test can have,
+    null where they are not known; ``profile``: that of a test whose request names none, empty
+    where the request must name one.
     """
 
-    mode: str
-    repairer: bool
+    refused: dict[str, str]
     profiles: list[str] | None
-    in_service: bool
     profile: str
 
 
@@ -423,7 +421,7 @@ class Node(Shape, frozen=True, kw_only=True):
 
     ``mode`` caps what is done to the node, and is that of its ``pool``; the pool is empty where
     there are none, or the node's labels are not known. ``new_node``: the test that it needs, or
-    had, in no quarantine; null where there was none. ``tests``: how nodes are tested here.
+    had, in no quarantine; null where there was none. ``operations``: what people may request.
 
     ``unreadable``: the annotations of the Node that can't be understood, each in a sentence with
     its effect and the command that ends that.
@@ -456,7 +454,7 @@ class Node(Shape, frozen=True, kw_only=True):
     timeline: list[Event]
     timeline_trouble: str
     new_node: NewNode | None = None
-    tests: ActiveTests | None = None
+    operations: OperationRequests | None = None
     read_at: Time | None = None
     outliers: list[Outlier] = []
     mode: str = ""

@@ -489,7 +489,7 @@ def node(
         checks=[models.shape_of(models.Check, one) for one in (health.checks if health else ())],
         lost=[models.shape_of(models.Lost, one) for one in reversed(health.lost if health else [])],
         new_node=repair_view.new_node(fleet.test_of(node_summary.node), fleet.repairs),
-        tests=repair_view.tests(fleet.repairs),
+        operations=repair_view.requests(fleet, node_summary),
         timeline=[],
         timeline_trouble="",
         outliers=list(outliers),

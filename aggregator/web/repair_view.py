@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from aggregator.advice import by_hand
 from aggregator.cluster.port import BUSY, Quarantine, RepairStatus
-from aggregator.policy.repairs import TEST
+from aggregator.policy.repairs import ATTEMPTS, TEST
 from aggregator.quarantine.decide.node_tests import BY_HAND
 from aggregator.quarantine.decide.pool_budget import allowance
-from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.state.fleet import NodeTestView
+from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.repair_plan import RepairPlan, is_emptied
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary, NodeTestView
+from aggregator.runtime.cli_flags import reading_flags
 from aggregator.web import models
 from aggregator.web.models import limit_use
 from aggregator.web.timefmt import wall_time
@@ -65,16 +68,56 @@ def _reason(view: NodeTestView) -> str:
     return BY_HAND if by_hand else test.reason if test is not None else ""
 
 
-def tests(plan: RepairPlan) -> models.ActiveTests:
-    """How nodes are tested."""
-    known = plan.test_profiles
-    return models.ActiveTests(
-        mode=plan.rules.mode.value,
-        repairer=TEST in plan.kinds,
+def requests(fleet: FleetState, node_summary: NodeSummary) -> models.OperationRequests:
+    """What a person may request for the node."""
+    rules, known = fleet.repairs.rules, fleet.repairs.test_profiles
+    view = fleet.test_of(node_summary.node)
+    is_new = node_summary.quarantine is None and view is not None and view.tainted
+    profile = rules.new_nodes.profile if is_new else rules.in_service.profile
+    refused = {kind: _refusal(fleet, node_summary, kind, is_new=is_new) for kind in ATTEMPTS}
+    return models.OperationRequests(
+        refused={kind: why for kind, why in refused.items() if why},
         profiles=sorted(known) if known is not None else None,
-        in_service=plan.tests_in_service,
-        profile=plan.rules.in_service.profile,
+        profile=profile if node_summary.quarantine is None else rules.verify,
     )
+
+
+def _refusal(fleet: FleetState, node_summary: NodeSummary, kind: str, *, is_new: bool) -> str:
+    """Why a person's request can't begin as things are, and the next step; empty: it can."""
+    plan, found, node = fleet.repairs, node_summary.quarantine, node_summary.node
+    if plan.rules.mode is not RepairMode.REPAIR:
+        return (
+            f"repair.mode of the aggregator is {plan.rules.mode.value}, so no repair is ordered; "
+            "expected mode repair (docs/repair.md)"
+        )
+    if kind not in plan.kinds:
+        kinds = ", ".join(sorted(plan.kinds - {TEST})) or "none"
+        expected = "a repairer of this kind there" if kind == TEST else f"one of: {kinds}"
+        return f"repair.repairers of the aggregator has no {kind}; expected {expected}"
+    if found is not None:
+        if kind != TEST or is_emptied(found):
+            return ""
+        return (
+            f"it is not drained ({fleet.words.phase(found.status.phase)}), and a node with work is "
+            f"not tested; first: sickbay wait {node} --for drained{reading_flags(fleet.how)}"
+        )
+    observes = fleet.mode_of(node_summary) == "observe"
+    if kind == TEST and (is_new or (plan.tests_in_service and not observes)):
+        return ""
+    if kind != TEST:
+        why = "no other node is repaired"
+    elif observes:
+        why = "no node in service is tested in mode observe"
+    else:
+        why = (
+            "a job could start next to the test of a node in service: it needs one that work "
+            "preempts, by a repairer with job and gpus: all (a new node is known as such within "
+            "three minutes)"
+        )
+    text = f"it is not in quarantine (sickbay node {node}{reading_flags(fleet.how)}), and {why}"
+    if observes:
+        return text
+    return f"{text}; first: {by_hand(node_summary, 'drain', fleet.how, f'for its {kind}')}"
 
 
 def new_node_states(found: Iterable[NodeTestView]) -> Counter[str]:

@@ -31,7 +31,7 @@ ABOUT_KUBERNETES = (
 TEXTS = {
     "advice.py": 4,
     "alerts": 1,
-    "cli": 25,
+    "cli": 24,
     "cluster": 1,
     "daemon_cli": 5,
     "jobs": 1,

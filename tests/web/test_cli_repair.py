@@ -177,8 +177,8 @@ async def test_the_effect_on_a_repair_under_way_is_said(served: Served, database
     [
         (["node-2", "rebot"], "invalid choice: 'rebot' (choose from "),
         (["node-2", "reboot", "--cancel"], "reboot and --cancel; expected one of them"),
-        (["node-1", "reboot"], "node-1 is not in quarantine, and no other node is repaired"),
-        (["node-1", "reboot"], "First: sickbay quarantine node-1 --action drain --reason"),
+        (["node-1", "reboot"], "sickbay node node-1), and no other node is repaired"),
+        (["node-1", "reboot"], "first: sickbay quarantine node-1 --action drain --reason"),
         (
             ["node-2", "replace"],
             "repair.repairers of the aggregator has no replace; expected one of: reboot, ticket",
