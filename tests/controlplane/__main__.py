@@ -42,11 +42,6 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="start a cluster; Ctrl-C ends it and leaves nothing behind")
     up.add_argument("--nodes", type=int, default=0, metavar="N", help="create N nodes of 8 GPUs")
     up.add_argument("--folder", type=Path, help="keep logs and data here (empty or new)")
-    up.add_argument(
-        "--node-lifecycle",
-        action="store_true",
-        help="taint and evict by node conditions, as in a real cluster",
-    )
     return parser
 
 
@@ -59,7 +54,7 @@ def _build(names: list[str]) -> int:
 def _up(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     began = time.monotonic()
-    plane = ControlPlane(node_lifecycle=arguments.node_lifecycle, folder=arguments.folder)
+    plane = ControlPlane(folder=arguments.folder)
     with plane:
         plane.create_nodes(arguments.nodes)
         took = time.monotonic() - began

@@ -12,7 +12,8 @@ KUBELET_LABEL = "sickbay.test/kubelet"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 _LOOPBACK = "127.0.0.1"
 #: Unused kinds: volumes, certificates, resource claims, scaling, and legacy kinds. Some have
-#: loops of a tenth of a second, and all follow nodes, pods or kinds of their own.
+#: loops of a tenth of a second, and all follow nodes, pods or kinds of their own. Node lifecycle
+#: would evict pods in the middle of a test.
 _WITHOUT_CONTROLLERS = [
     "certificatesigningrequest-approving-controller",
     "certificatesigningrequest-cleaner-controller",
@@ -23,6 +24,7 @@ _WITHOUT_CONTROLLERS = [
     "horizontal-pod-autoscaler-controller",
     "legacy-serviceaccount-token-cleaner-controller",
     "node-ipam-controller",
+    "node-lifecycle-controller",
     "persistentvolume-attach-detach-controller",
     "persistentvolume-binder-controller",
     "persistentvolume-expander-controller",
@@ -59,7 +61,6 @@ class Options:
     controller_manager: bool
     scheduler: bool
     kwok: bool
-    node_lifecycle: bool
     apiserver_args: Sequence[str]
 
     def programs(self) -> list[str]:
@@ -88,19 +89,12 @@ def command_lines(
     if options.controller_manager:
         name = "kube-controller-manager"
         config = kubeconfig(f"system:{name}")
-        lines[name] = controller_manager(
-            programs[name], at, config, ports[name], node_lifecycle=options.node_lifecycle
-        )
+        lines[name] = controller_manager(programs[name], at, config, ports[name])
     if options.scheduler:
         name = "kube-scheduler"
         lines[name] = scheduler(programs[name], at, kubeconfig(f"system:{name}"), ports[name])
     if options.kwok:
-        lines["kwok"] = kwok(
-            programs["kwok"],
-            kubeconfig("kwok"),
-            ports["kwok"],
-            node_leases=options.node_lifecycle,
-        )
+        lines["kwok"] = kwok(programs["kwok"], kubeconfig("kwok"), ports["kwok"])
     return lines
 
 
@@ -125,13 +119,11 @@ def etcd(program: Path, at: Setting) -> list[str | Path]:
 
 def apiserver(program: Path, at: Setting, options: Options) -> list[str | Path]:
     """RBAC, Node and NodeRestriction as in a real cluster."""
-    disabled = []
+    # New nodes would get the not-ready taint, which no controller removes.
+    disabled = ["TaintNodesByCondition"]
     if not options.controller_manager:
         # Pods would need `default` ServiceAccounts, which no controller creates.
         disabled.append("ServiceAccount")
-    if not options.node_lifecycle:
-        # New nodes would get the not-ready taint, which no controller removes.
-        disabled.append("TaintNodesByCondition")
     return [
         program,
         f"--etcd-servers=http://{_LOOPBACK}:{at.etcd_port}",
@@ -143,7 +135,7 @@ def apiserver(program: Path, at: Setting, options: Options) -> list[str | Path]:
         f"--client-ca-file={at.ca_file}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
-        *([f"--disable-admission-plugins={','.join(disabled)}"] if disabled else []),
+        f"--disable-admission-plugins={','.join(disabled)}",
         f"--service-account-issuer={ISSUER}",
         f"--service-account-key-file={at.service_account_public}",
         f"--service-account-signing-key-file={at.service_account_key}",
@@ -159,14 +151,11 @@ def apiserver(program: Path, at: Setting, options: Options) -> list[str | Path]:
     ]
 
 
-def controller_manager(
-    program: Path, at: Setting, kubeconfig: Path, port: int, *, node_lifecycle: bool
-) -> list[str | Path]:
-    """The controllers that tests use, without node lifecycle unless a test wants its evictions."""
-    without = [*_WITHOUT_CONTROLLERS, *([] if node_lifecycle else ["node-lifecycle-controller"])]
+def controller_manager(program: Path, at: Setting, kubeconfig: Path, port: int) -> list[str | Path]:
+    """The controllers that tests use."""
     return [
         *_controller(program, at, kubeconfig, port),
-        f"--controllers=*,{','.join(f'-{name}' for name in without)}",
+        f"--controllers=*,{','.join(f'-{name}' for name in _WITHOUT_CONTROLLERS)}",
         f"--service-account-private-key-file={at.service_account_key}",
         f"--root-ca-file={at.ca_file}",
     ]
@@ -177,14 +166,14 @@ def scheduler(program: Path, at: Setting, kubeconfig: Path, port: int) -> list[s
     return _controller(program, at, kubeconfig, port)
 
 
-def kwok(program: Path, kubeconfig: Path, port: int, *, node_leases: bool) -> list[str | Path]:
+def kwok(program: Path, kubeconfig: Path, port: int) -> list[str | Path]:
     """Plays every node's kubelet except those that a test has sent away."""
     return [
         program,
         f"--kubeconfig={kubeconfig}",
         f"--config={STAGES_FILE}",
         f"--manage-nodes-with-label-selector={KUBELET_LABEL}!=away",
-        f"--node-lease-duration-seconds={40 if node_leases else 0}",
+        "--node-lease-duration-seconds=0",
         f"--server-address={_LOOPBACK}:{port}",
     ]
 

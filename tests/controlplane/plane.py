@@ -51,8 +51,7 @@ class ControlPlane(ClusterObjects):
 
     controller_manager: the controllers that tests use (disruption budgets, DaemonSets, garbage
     collection, ...; not volumes, certificates or scaling).
-    scheduler: the default one. kwok: plays the kubelets. node_lifecycle: the controller manager
-    also taints and evicts by node conditions, and kwok renews the nodes' Leases.
+    scheduler: the default one. kwok: plays the kubelets.
     apiserver_args: further flags of kube-apiserver. go: settings of Go, as of GOGC; benchmarks keep
     Go's own. folder: where everything is kept, and stays afterwards; by default a temporary one
     that goes.
@@ -70,15 +69,12 @@ class ControlPlane(ClusterObjects):
         controller_manager: bool = True,
         scheduler: bool = True,
         kwok: bool = True,
-        node_lifecycle: bool = False,
         apiserver_args: Sequence[str] = (),
         go: Mapping[str, str] = EMPTY,
         folder: Path | None = None,
         progress: Progress = binaries.to_stderr,
     ) -> None:
-        self._options = commands.Options(
-            controller_manager, scheduler, kwok, node_lifecycle, list(apiserver_args)
-        )
+        self._options = commands.Options(controller_manager, scheduler, kwok, list(apiserver_args))
         self._go = go
         self._kept_folder = folder
         self._progress = progress

@@ -292,25 +292,6 @@ def test_servers_break_and_come_back_as_told(start_control_plane: StartControlPl
     plane.create_namespace("after-it-came-back")
 
 
-def test_with_node_lifecycle_a_lost_node_is_tainted_and_others_are_not(
-    start_control_plane: StartControlPlane,
-) -> None:
-    plane = start_control_plane(node_lifecycle=True, scheduler=False)
-    lost, other = plane.create_nodes(2)
-    lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-    plane.wait_for_object(f"{lease}/{lost}")
-    plane.wait_for_object(f"{lease}/{other}")
-
-    def taints(node: str) -> set[str]:
-        return {taint["key"] for taint in plane.node(node)["spec"].get("taints", [])}
-
-    wait_until(lambda: not taints(lost) | taints(other), what="the not-ready taints to go")
-    plane.lose_kubelet(lost)
-    unreachable = "node.kubernetes.io/unreachable"
-    wait_until(lambda: unreachable in taints(lost), what=f"{unreachable} on {lost}")
-    assert taints(other) == set()
-
-
 def test_a_reserved_port_is_for_its_server_alone_before_between_and_after() -> None:
     with ReservedPort() as port:
         address = ("127.0.0.1", port.number)

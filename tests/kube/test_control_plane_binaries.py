@@ -157,9 +157,7 @@ def test_a_go_that_is_too_old_is_replaced_by_the_one_from_pypi(machine: Path) ->
 
 
 def test_nothing_is_built_that_no_plane_starts() -> None:
-    whole = Options(
-        controller_manager=True, scheduler=True, kwok=True, node_lifecycle=False, apiserver_args=()
-    )
+    whole = Options(controller_manager=True, scheduler=True, kwok=True, apiserver_args=())
     assert set(programs()) == set(whole.programs())
 
 
