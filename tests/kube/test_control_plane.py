@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.controlplane.api import MERGE_PATCH, ApiClient
+from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.objects import LINGER, PENDING
 from tests.controlplane.plane import ADMIN, ControlPlane, PlaneError
 from tests.controlplane.ports import ReservedPort
 from tests.controlplane.processes import ended
-from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 
 QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
@@ -39,31 +39,9 @@ def _deployment(name: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def _daemon_set(name: str, node_prefix: str) -> dict[str, Any]:
-    affine = {"key": "sickbay.test/space", "operator": "In", "values": [node_prefix]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [affine]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    document = _deployment(name, 1) | {"kind": "DaemonSet"}
-    del document["spec"]["replicas"]
-    document["spec"]["template"]["spec"]["affinity"] = affinity
-    return document
-
-
 def _running(space: Space, app: str) -> list[Any]:
     pods = space.plane.call("GET", f"{space.path('pods')}?labelSelector=app%3D{app}")["items"]
     return [pod for pod in pods if pod["status"]["phase"] == "Running"]
-
-
-def test_a_daemon_set_runs_on_each_of_its_nodes(cluster_space: Space) -> None:
-    mine = {"sickbay.test/space": cluster_space.node_prefix}
-    names = cluster_space.create_nodes(4, labels=mine)
-    document = json.dumps(_daemon_set("agent", cluster_space.node_prefix))
-    cluster_space.plane.apply(document, namespace=cluster_space.namespace)
-
-    def nodes_with_a_pod() -> list[str]:
-        return sorted(pod["spec"]["nodeName"] for pod in _running(cluster_space, "agent"))
-
-    wait_until(lambda: nodes_with_a_pod() == names, what=f"a pod on each of {names}")
 
 
 def test_a_cleared_space_has_no_nodes_no_pods_and_no_quarantines_and_a_deployment_makes_none_anew(
@@ -149,35 +127,6 @@ def test_a_node_without_kubelet_ends_no_pod_until_it_is_back(cluster_space: Spac
     plane.wait_gone(cluster_space.path("pods", "stuck"))
 
 
-def test_rbac_refuses_what_nobody_granted_and_allows_what_somebody_did(
-    cluster_space: Space,
-) -> None:
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    plane.create_service_account(namespace, "reader")
-    kubeconfig = json.loads(plane.kubeconfig_for_service_account(namespace, "reader").read_text())
-    reader = plane.client_with_token(kubeconfig["users"][0]["user"]["token"])
-    assert reader.request("GET", cluster_space.path("pods")).status == 403
-
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
-    subject = {"kind": "ServiceAccount", "name": "reader", "namespace": namespace}
-    rbac, meta = "rbac.authorization.k8s.io", {"name": "reader"}
-    role = {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": rules}
-    binding = {
-        "apiVersion": f"{rbac}/v1",
-        "kind": "RoleBinding",
-        "metadata": meta,
-        "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "reader"},
-        "subjects": [subject],
-    }
-    plane.apply(f"{json.dumps(role)}\n---\n{json.dumps(binding)}", namespace=namespace)
-
-    wait_until(
-        lambda: reader.request("GET", cluster_space.path("pods")).status == 200,
-        what="the authorizer to hear of the binding",
-    )
-    assert reader.request("GET", "/api/v1/nodes").status == 403
-
-
 def test_a_kubelet_may_not_change_its_own_taints(cluster_space: Space) -> None:
     [node] = cluster_space.create_nodes(1)
     kubelet = cluster_space.plane.client_for(f"system:node:{node}", ["system:nodes"])
@@ -255,41 +204,6 @@ def test_an_object_that_another_client_changed_or_deleted_is_applied_again(
     assert applied() == ({"size": "1", "more": "x"}, 1)
     plane.call("DELETE", path)
     assert applied() == ({"size": "1"}, 1)
-
-
-def _outcome(client: ApiClient, method: str, path: str, body: Any = None) -> int | str:
-    try:
-        return client.request(method, path, body).status
-    except (TimeoutError, ConnectionError) as error:
-        return type(error).__name__
-
-
-def test_servers_break_and_come_back_as_told(start_control_plane: StartControlPlane) -> None:
-    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    [node] = plane.create_nodes(1, "kept")
-    impatient = plane.client_for(ADMIN, ["system:masters"], timeout_s=1)
-    kept = f"/api/v1/nodes/{node}"
-    assert _outcome(impatient, "GET", kept) == 200
-
-    plane.pause_apiserver()
-    assert _outcome(impatient, "GET", kept) == "TimeoutError"
-    plane.resume_apiserver()
-    assert _outcome(impatient, "GET", kept) == 200
-
-    port = plane.port
-    plane.kill_apiserver()
-    impatient.close()
-    assert _outcome(impatient, "GET", kept) == "ConnectionRefusedError"
-    plane.restart_apiserver()
-    assert plane.port == port
-    assert _outcome(impatient, "GET", kept) == 200
-
-    plane.stop_etcd()
-    namespace = {"metadata": {"name": "while-etcd-is-away"}}
-    written = _outcome(impatient, "POST", "/api/v1/namespaces", namespace)
-    assert written in {"TimeoutError", 500, 503, 504}
-    plane.start_etcd()
-    plane.create_namespace("after-it-came-back")
 
 
 def test_a_reserved_port_is_for_its_server_alone_before_between_and_after() -> None:
