@@ -1,7 +1,7 @@
 """Repairs by the node's agent: the real aggregator, the real agent, TLS, a real kube-apiserver.
 
-nvidia-smi and the reboot command are test programs. Either process is killed at each step of an
-order, and no operation is carried out twice.
+nvidia-smi and the reboot command are test programs. Either process is killed in an order, and no
+operation is carried out twice; tests/agent/test_repair_killed.py kills the agent at each step.
 """
 
 import http.server
@@ -226,17 +226,6 @@ def tested_node(
     return RepairedNode(cluster_space, stack_of(TESTED), monkeypatch, allow)
 
 
-def test_a_node_is_released_after_the_agent_has_tested_it(tested_node: RepairedNode) -> None:
-    node = tested_node
-    node.agent.xid(95)
-    node.stack.until(node.tests, "the test", timeout_s=RELEASE)
-    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
-    assert len(node.resets()) == 1
-    assert node.tests() == 1
-    assert node.tools.count("reboot-now") == 0
-    node.stack.aggregator.wait_for_log("test own succeeded: passed: site")
-
-
 def test_a_node_that_fails_its_test_is_rebooted_and_tested_again(
     tested_node: RepairedNode,
 ) -> None:
@@ -284,7 +273,8 @@ def test_kill_9_of_the_aggregator_during_a_test_loses_no_verdict(
     hold.unlink()
     node.stack.aggregator.start().ready()
     node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
-    assert node.tests() == 1
+    assert (len(node.resets()), node.tests(), node.tools.count("reboot-now")) == (1, 1, 0)
+    node.stack.aggregator.wait_for_log("test own succeeded: passed: site")
 
 
 @pytest.fixture
@@ -344,21 +334,6 @@ def test_a_new_node_that_fails_stays_closed_until_another_boot_passes(
     assert node.tests() == 2
 
 
-def test_a_gpu_is_reset_by_the_agent_and_the_node_returns(
-    node_of: Callable[..., RepairedNode],
-) -> None:
-    node = node_of()
-    node.agent.xid(95)
-    node.stack.until(node.resets, "the reset", timeout_s=60)
-    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
-    assert node.resets() == [f"--gpu-reset -i {uuid_of(1)}"]
-    node.stack.until(
-        lambda: all(one["acknowledged"] for one in node.operations().values()),
-        "the agent's results to be acknowledged",
-    )
-    assert node.tools.count("reboot-now") == 0
-
-
 def test_a_node_is_rebooted_by_its_agent_where_it_allows_no_reset(
     node_of: Callable[..., RepairedNode],
 ) -> None:
@@ -373,26 +348,6 @@ def test_a_node_is_rebooted_by_its_agent_where_it_allows_no_reset(
     node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
     assert node.tools.count("reboot-now") == 1
     assert node.resets() == []
-
-
-def test_kill_9_of_the_aggregator_before_its_permission_begins_no_reset(
-    node_of: Callable[..., RepairedNode],
-) -> None:
-    node = node_of()
-    hold = node.holds_at("accepted")
-    node.agent.xid(95)
-    node.stack.until(lambda: node.reached("accepted"), "the order", timeout_s=60)
-    node.stack.aggregator.kill()
-    hold.unlink()
-    node.stack.until(lambda: "an order is refused" in node.agent.log(), "its refusal")
-    [operation] = node.operations().values()
-    assert (operation["reason"], operation["began"]) == ("not-permitted", False)
-    node.stack.aggregator.start().ready()
-    node.stack.until(node.resets, "the second attempt", timeout_s=60)
-    assert node.states()[0] == ("gpu-reset", "Inconclusive")
-    assert "did not permit it in time" in node.attempts[0]["message"]
-    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
-    assert (len(node.resets()), node.tools.count("reboot-now")) == (1, 0)
 
 
 @pytest.mark.parametrize("step", ["act", "ended"])
@@ -410,42 +365,32 @@ def test_kill_9_of_the_aggregator_repeats_no_reset_and_loses_no_result(
     node.stack.until(lambda: "an order is succeeded" in node.agent.log(), "the reset's end")
     node.stack.aggregator.start().ready()
     node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
-    assert len(node.resets()) == 1
+    assert (node.resets(), node.tools.count("reboot-now")) == ([f"--gpu-reset -i {uuid_of(1)}"], 0)
     [operation] = node.operations().values()
     assert operation["state"] == "succeeded"
+    node.stack.until(
+        lambda: all(one["acknowledged"] for one in node.operations().values()),
+        "the agent's results to be acknowledged",
+    )
     if known != "Succeeded":
         node.stack.aggregator.wait_for_log("gpu-reset succeeded")
 
 
-@pytest.mark.parametrize(
-    ("step", "end", "resets"),
-    [("accepted", "Inconclusive", 0), ("act", "Unknown", 1), ("ended", "", 1)],
-)
-def test_kill_9_of_the_agent_repeats_no_reset_and_tells_the_truth(
-    node_of: Callable[..., RepairedNode], step: str, end: str, resets: int
+def test_kill_9_of_the_agent_in_a_reset_leaves_the_node_to_a_person_and_repeats_nothing(
+    node_of: Callable[..., RepairedNode],
 ) -> None:
     node = node_of()
-    hold = node.holds_at(step)
+    hold = node.holds_at("act")
     node.agent.xid(95)
-    node.stack.until(lambda: node.reached(step), f"the order to be {step}", timeout_s=60)
+    node.stack.until(lambda: node.reached("act"), "the reset", timeout_s=60)
     node.agent.kill()
-    hold.unlink(missing_ok=True)
+    hold.unlink()
     node.start_agent()
-    if not end:
-        node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
-    else:
-        node.stack.until(
-            lambda: node.states()[:1] == [("gpu-reset", end)], "its end", timeout_s=120
-        )
-    assert len(node.resets()) == resets
-    if end == "Inconclusive":  # it says nothing about the reset, which is tried again later
-        assert "the agent was restarted before it began" in node.attempts[0]["message"]
-        assert node.tools.count("reboot-now") == 0
-    if end == "Unknown":
-        node.stack.until(
-            lambda: "is not known" in _repair(node)["exhausted"], "a person to be asked"
-        )
-        assert node.tools.count("reboot-now") == 0
+    node.stack.until(
+        lambda: node.states()[:1] == [("gpu-reset", "Unknown")], "its end", timeout_s=120
+    )
+    node.stack.until(lambda: "is not known" in _repair(node)["exhausted"], "a person to be asked")
+    assert (len(node.resets()), node.tools.count("reboot-now")) == (1, 0)
 
 
 def test_an_order_whose_quarantine_is_deleted_while_its_agent_is_cut_off_is_not_begun(
