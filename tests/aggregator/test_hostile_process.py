@@ -14,7 +14,6 @@ import pytest
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.site_package import install
 from tests.controlplane.waiting import wait_until
-from tests.support.hostile import KINDS
 from tests.support.local_aggregator import LocalAggregator
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +130,7 @@ def test_a_node_that_has_too_much_stays_visible_and_an_xid_79_of_it_drains_it(
     assert shared.metric("sickbay_ingest_entries_dropped_total") == 0
 
 
-@pytest.mark.parametrize("kinds", [["all"], ["new_checks"], ["all", "reconnect"]], ids="+".join)
+@pytest.mark.parametrize("kinds", [["all"], ["all", "reconnect"]], ids="+".join)
 def test_the_aggregator_answers_while_one_agent_does_its_worst(
     aggregator: LocalAggregator, agent: Callable[..., AgentProcess], kinds: list[str]
 ) -> None:
@@ -162,7 +161,6 @@ def test_the_aggregator_answers_while_one_agent_does_its_worst(
     )
     assert flooded[-1] < 30.0  # one took 70 s before, on a free machine
     assert grown < 200
-    assert set(kinds) <= {"all", "reconnect", *KINDS}
 
 
 def _polled(aggregator: LocalAggregator, seconds: float) -> list[float]:
