@@ -1,4 +1,4 @@
-"""`python -m tests.demo.screenshot [FILE]`: pictures of the status page, taken from the demo.
+"""`python -m tests.demo.screenshot [FILE [NODES]]`: pictures of the page, from the demo.
 
 It needs Debian's Chromium. The demo runs its story; the pictures show the moment at which a common
 cause holds a third of the nodes: the begin of the page, and its table of nodes by state.
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     target = Path(argv[0]) if argv else TARGET
     table = target.with_name(TABLE)
     local.run(
-        count=_NODES,
+        count=int(argv[1]) if len(argv) > 1 else _NODES,
         once=True,
         at_cause=lambda url: photograph(url, target, "held back", table=table),
     )
