@@ -1,19 +1,18 @@
-"""A fault while the aggregator is killed, stopped, in another mode, or without its definition.
+"""A fault while the aggregator is killed, stopped, or in another mode.
 
 Tests of one configuration follow each other: they share an aggregator on a real kube-apiserver.
 """
 
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.pytest_plugin import Space
 from tests.e2e.conftest import Start
 from tests.e2e.test_fault_to_release import condition, patch_node
 from tests.support.evictions import accepted_evictions
-from tests.support.stack import Stack, pods_of, protect, start_job
+from tests.support.stack import pods_of, protect, start_job
 
 pytestmark = pytest.mark.cluster
 
@@ -179,19 +178,3 @@ def test_observe_mode_writes_nothing_at_all(cluster_space: Space, stack_of: Star
     }
     assert created <= {"selfsubjectaccessreviews", "configmaps", "leases"}
     assert stack.taint(node) is None
-
-
-def test_deleting_the_definition_releases_nobody(
-    start_control_plane: StartControlPlane, tmp_path: Path
-) -> None:
-    plane = start_control_plane()
-    [node] = plane.create_nodes(1, "n")
-    with Stack(plane, tmp_path) as stack:
-        stack.aggregator.start().ready()
-        stack.agent(node).xid(79)
-        stack.until_phase(node, "Drained")
-        crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
-        assert plane.request("DELETE", crd).status == 200
-        stack.until(lambda: plane.request("GET", crd).status == 404, "the definition to be gone")
-        assert stack.taint(node) == "gpu"
-        assert stack.node(node)["spec"]["unschedulable"] is True
