@@ -114,7 +114,7 @@ async def test_a_right_that_is_granted_works_after_seconds() -> None:
     assert await gate.require(RequestFacts(token="good"), READ)
 
 
-async def test_an_api_server_that_is_away_allows_nothing_and_is_asked_again() -> None:
+async def test_an_api_server_that_is_away_allows_nothing_new_and_is_asked_again() -> None:
     reviews, clock = Reviews(away=True), Clock()
     gate = gate_of(reviews, clock)
     refused = await refusal(gate, RequestFacts(token="good"))
@@ -123,6 +123,8 @@ async def test_an_api_server_that_is_away_allows_nothing_and_is_asked_again() ->
     reviews.away = False
     assert await gate.require(RequestFacts(token="good"), READ)
     reviews.away = True
+    assert await gate.require(RequestFacts(token="good"), READ)
+    assert (await refusal(gate, RequestFacts(token="another"))).status == 503
     clock.time += ALLOWED_FOR + 1
     assert (await refusal(gate, RequestFacts(token="good"))).status == 503
 

@@ -15,7 +15,7 @@ from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.users import Access, User
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.present import present
@@ -190,23 +190,3 @@ async def test_groups_of_a_certificate_or_proxy_have_their_rights(
         assert not await reviews.review_access(User("alice", ("other",)), access)
     other = Access("patch", "", "configmaps", namespace="sickbay", name="sickbay-record")
     assert not await reviews.review_access(User("alice", (name,)), other)
-
-
-async def test_while_the_api_server_is_away_nobody_new_is_let_in(
-    start_control_plane: StartControlPlane,
-) -> None:
-    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    plane.apply(DEPLOY / "crd.yaml")
-    plane.apply(DEPLOY / "aggregator-rbac.yaml")
-    plane.apply(DEPLOY / "access.yaml")
-    token = plane.token_for("sickbay", "sickbay-viewer", None)
-    async with kube_cluster(plane.kubeconfig) as cluster:
-        gate = Gate(cluster)
-        assert await gate.status(token) == 200
-        plane.kill_apiserver()
-        assert await gate.status(token) == 200, "the answer of before counts for a minute"
-        assert await gate.status("another") == 503
-        gate.time += ALLOWED_FOR + 1
-        assert await gate.status(token) == 503
-        plane.restart_apiserver()
-        assert await gate.status(token) == 200
