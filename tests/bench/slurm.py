@@ -33,6 +33,8 @@ from tests.support.slurm import LACKING, Slurm
 TRIALS = number("BENCH_TRIALS", 30, 2)
 SEEDS = number("BENCH_SEEDS", 1000, 3)
 BURST = number("BENCH_NODES", 50, 3)
+#: Of the drill with two replicas: the controller is killed when some are drained, and some not.
+REPLICAS_BURST = small_or(12, BURST)
 #: Between two runs of sinfo that wait for a drain: each takes 20 ms of a processor.
 EVERY = small_or(0.1, 0.001)
 FAULT = "xid:79"
@@ -164,7 +166,7 @@ def main() -> int:
         folder = Path(name)
         for part in ("slurm", "latency", "killed", "away", "replicas", "seeds"):
             (folder / part).mkdir()
-        with Slurm(folder / "slurm", silent=2 * TRIALS + 3 * BURST) as slurm:
+        with Slurm(folder / "slurm", silent=2 * TRIALS + 2 * BURST + REPLICAS_BURST) as slurm:
             nodes = slurm.nodes[1:]
             aggregator = LocalAggregator(folder / "latency", cluster(slurm, folder / "latency"))
             pairs = []
@@ -209,8 +211,9 @@ def main() -> int:
         (f"drains of others undone in {SEEDS} interleavings", f"{undone}", "0"),
     ]
     print(table(f"bench-slurm: {write('slurm', figures)}", rows))
-    failed = figures["lost"] or figures["double_writes"] or undone
-    return exit_code(failed=bool(failed or median(took) > 1.5 * median(floor)))
+    if figures["lost"] or figures["double_writes"] or undone:
+        return 1  # of a small form too: these hold however few the nodes are
+    return exit_code(failed=median(took) > 1.5 * median(floor))
 
 
 if __name__ == "__main__":
