@@ -6,7 +6,7 @@ nobody lock a node; docs/slurm.md states what that leaves.
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -284,6 +284,24 @@ async def play(seed: int, place: Path | StorePlace) -> FakeSlurm:
     return slurm
 
 
+Quarantined = Callable[[FakeSlurm], Awaitable[Controller]]
+
+
+@pytest.fixture
+async def quarantined(tmp_path: Path) -> AsyncIterator[Quarantined]:
+    """Makes the controller of n1, which is in quarantine."""
+    made: list[Controller] = []
+
+    async def make(slurm: FakeSlurm) -> Controller:
+        made.append(Controller(tmp_path / "cluster.db", slurm))
+        await made[0].start()
+        await made[0].quarantine("n1")
+        return made[0]
+
+    yield make
+    await made[0].cluster.close()
+
+
 async def test_nothing_of_an_administrator_is_undone_and_nothing_of_ours_is_left(
     tmp_path: Path,
 ) -> None:
@@ -291,12 +309,9 @@ async def test_nothing_of_an_administrator_is_undone_and_nothing_of_ours_is_left
 
 
 async def test_a_reboot_that_slurm_gave_up_ends_no_quarantine_and_leaves_slurms_words(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
-    slurm = FakeSlurm(random.Random(1), quiet=True)
-    controller = Controller(tmp_path / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
+    controller = await quarantined(slurm := FakeSlurm(random.Random(1), quiet=True))
     operation = f"n1-{slurm.now}"
     await controller.reboot("n1")
     # As Slurm 22.05 does it: without the drain.
@@ -314,17 +329,13 @@ async def test_a_reboot_that_slurm_gave_up_ends_no_quarantine_and_leaves_slurms_
     await controller.release("n1")
     one = slurm.nodes["n1"]
     assert (one.has_drain, one.is_down, one.reason) == (False, True, "reboot timed out")
-    await controller.cluster.close()
 
 
 async def test_a_power_down_between_two_looks_is_no_persons_resume_and_a_resume_after_it_is(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
     """Slurm clears the drain with POWERING_DOWN alone, which SuspendTimeout ends."""
-    slurm = FakeSlurm(random.Random(1), quiet=True)
-    controller = Controller(tmp_path / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
+    controller = await quarantined(slurm := FakeSlurm(random.Random(1), quiet=True))
     off = frozenset({"POWERED_DOWN"})
     slurm.nodes["n1"] = replace(slurm.nodes["n1"], flags=off)
     await controller.observe()
@@ -335,7 +346,6 @@ async def test_a_power_down_between_two_looks_is_no_persons_resume_and_a_resume_
     slurm.nodes["n1"] = replace(slurm.nodes["n1"], flags=off)
     await controller.observe()
     assert await controller.cluster.read_quarantine("n1") is None
-    await controller.cluster.close()
 
 
 async def test_a_node_that_is_powered_up_for_a_job_is_drained_once_it_is_up(tmp_path: Path) -> None:
@@ -355,44 +365,35 @@ async def test_a_node_that_is_powered_up_for_a_job_is_drained_once_it_is_up(tmp_
 
 
 async def test_our_drain_is_taken_back_when_the_cloud_has_replaced_the_machine(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
     slurm = FakeSlurm(random.Random(1), quiet=True)
     slurm.nodes["n1"] = replace(slurm.nodes["n1"], instance_id="i-1")
-    controller = Controller(tmp_path / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
+    controller = await quarantined(slurm)
     # Slurm forgets the instance of a node that it suspends, and keeps the drain.
     slurm.nodes["n1"] = replace(slurm.nodes["n1"], instance_id="")
     await controller.observe()
     await controller.release("n1")
     assert not slurm.nodes["n1"].has_drain
-    await controller.cluster.close()
 
 
 async def test_a_reason_that_slurm_kept_is_not_given_to_a_node_that_died_in_quarantine(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
     slurm = FakeSlurm(random.Random(1), quiet=True)
     one = slurm.nodes["n1"]
     slurm.nodes["n1"] = replace(one, reason="fan", reason_user="admin", reason_at=1)
-    controller = Controller(tmp_path / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
+    controller = await quarantined(slurm)
     slurm.nodes["n1"] = replace(slurm.nodes["n1"], base="DOWN")
     await controller.release("n1")
     assert slurm.nodes["n1"].reason == "Not responding", "ReturnToService needs these words"
-    await controller.cluster.close()
 
 
 async def test_a_look_at_the_drains_forgets_no_reboot_that_is_ordered_meanwhile(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
     """The look writes the start of another slurmctld into the record that has the reboot too."""
-    slurm = FakeSlurm(random.Random(1), quiet=True)
-    controller = Controller(tmp_path / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
+    controller = await quarantined(slurm := FakeSlurm(random.Random(1), quiet=True))
     reboots = present(controller.cluster.capabilities.reboots)
     for late in range(40):
         slurm.start += 1
@@ -405,7 +406,6 @@ async def test_a_look_at_the_drains_forgets_no_reboot_that_is_ordered_meanwhile(
         await look
         recorded = present(await controller.cluster.recorded("n1"))
         assert recorded.reboot == operation, late
-    await controller.cluster.close()
 
 
 class RebootRequested(FakeSlurm):
@@ -418,7 +418,7 @@ class RebootRequested(FakeSlurm):
 
 
 async def test_anothers_drain_in_the_moment_of_a_reboots_cancellation_stays_theirs(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
     """Slurm 22.05 takes our drain back with the reboot; an administrator drains the node then."""
 
@@ -427,10 +427,7 @@ async def test_anothers_drain_in_the_moment_of_a_reboots_cancellation_stays_thei
             self._clear(node)
             self._write(node, "fan 3 dead RMA 123", "admin", drain=True)
 
-    slurm = Cancelled(random.Random(1), quiet=True)
-    controller = Controller(tmp_path / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
+    controller = await quarantined(slurm := Cancelled(random.Random(1), quiet=True))
     reboots = present(controller.cluster.capabilities.reboots)
     await reboots.order("n1", "reboot-1", guard=UNGUARDED)
     assert await reboots.cancel("n1", "reboot-1")
@@ -438,11 +435,10 @@ async def test_anothers_drain_in_the_moment_of_a_reboots_cancellation_stays_thei
     await controller.release("n1")
     assert (slurm.author, slurm.nodes["n1"].reason) == ({"n1": "admin"}, "fan 3 dead RMA 123")
     assert (slurm.foreign_undone, slurm.overwritten) == ([], [])
-    await controller.cluster.close()
 
 
 async def test_no_read_shows_the_moment_without_a_drain_of_a_reboots_cancellation(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
     """It would be a person's RESUME, which releases the node. Slurm 22.05 takes the drain back."""
     reads: list[object] = []
@@ -453,14 +449,12 @@ async def test_no_read_shows_the_moment_without_a_drain_of_a_reboots_cancellatio
             with pytest.raises(Unreachable):
                 reads.append(await controller.cluster.read_node(node))
 
-    slurm = Cancelled(random.Random(1), quiet=True)
-    controller = await quarantined(tmp_path, slurm)
+    controller = await quarantined(Cancelled(random.Random(1), quiet=True))
     reboots = present(controller.cluster.capabilities.reboots)
     await reboots.order("n1", "reboot-1", guard=UNGUARDED)
     assert await reboots.cancel("n1", "reboot-1")
     assert reads == []
     assert present(await controller.cluster.read_node("n1")).unschedulable
-    await controller.cluster.close()
 
 
 async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
@@ -478,21 +472,12 @@ async def refuse() -> None:
     raise GuardRefused("this replica may not be the controller any more")
 
 
-async def quarantined(place: Path, slurm: FakeSlurm) -> Controller:
-    """The controller of n1, which is in quarantine."""
-    controller = Controller(place / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
-    return controller
-
-
 @pytest.mark.parametrize("author", ["sickbay", "admin"])
 async def test_a_controller_that_loses_its_place_before_an_undrain_leaves_the_drain(
-    tmp_path: Path, author: str
+    quarantined: Quarantined, author: str
 ) -> None:
     """The next one may have drained the node again, in the same words."""
-    slurm = FakeSlurm(random.Random(1), quiet=True)
-    controller = await quarantined(tmp_path, slurm)
+    controller = await quarantined(slurm := FakeSlurm(random.Random(1), quiet=True))
     node = present(await controller.cluster.read_node("n1"))
     if author == "admin":
         slurm._write("n1", "fan 3", author, drain=True)
@@ -500,11 +485,10 @@ async def test_a_controller_that_loses_its_place_before_an_undrain_leaves_the_dr
         await controller.cluster.patch_node(node, UNMARK, guard=Guard(refuse))
     assert slurm.nodes["n1"].has_drain
     assert await controller.cluster.recorded("n1") is not None
-    await controller.cluster.close()
 
 
 async def test_a_controller_that_loses_its_place_during_an_undrain_leaves_the_record(
-    tmp_path: Path,
+    quarantined: Quarantined,
 ) -> None:
     """The record may be the one of the next controller's drain."""
     holds = True
@@ -519,7 +503,7 @@ async def test_a_controller_that_loses_its_place_during_an_undrain_leaves_the_re
         if not holds:
             await refuse()
 
-    controller = await quarantined(tmp_path, slurm := Losing(random.Random(1), quiet=True))
+    controller = await quarantined(slurm := Losing(random.Random(1), quiet=True))
     node = present(await controller.cluster.read_node("n1"))
     with pytest.raises(GuardRefused):
         await controller.cluster.patch_node(node, UNMARK, guard=Guard(check))
@@ -527,14 +511,13 @@ async def test_a_controller_that_loses_its_place_during_an_undrain_leaves_the_re
     await controller.patch("n1", UNMARK)
     assert await controller.cluster.recorded("n1") is None
     assert not slurm.nodes["n1"].has_drain
-    await controller.cluster.close()
 
 
 async def test_a_late_reading_of_the_drains_forgets_no_record_of_the_next_controller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quarantined: Quarantined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was paused after it had read a person's RESUME."""
-    controller = await quarantined(tmp_path, slurm := FakeSlurm(random.Random(1), quiet=True))
+    controller = await quarantined(slurm := FakeSlurm(random.Random(1), quiet=True))
     cluster = controller.cluster
     slurm._clear("n1")
     write, ours = cluster.record, present(await cluster.recorded("n1"))
@@ -548,7 +531,6 @@ async def test_a_late_reading_of_the_drains_forgets_no_record_of_the_next_contro
     assert await cluster.read_changes() == []
     assert await cluster.recorded("n1") == anew
     assert not present(await cluster.read_quarantine("n1")).deleting
-    await cluster.close()
 
 
 async def test_a_controller_that_loses_its_place_before_a_drain_leaves_the_record(
@@ -593,10 +575,10 @@ async def test_a_drain_is_known_to_be_in_force_where_the_place_is_lost_after_it(
 
 
 async def test_a_persons_resume_ends_no_quarantine_that_was_made_since(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quarantined: Quarantined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A controller that was paused after it had forgotten the drain of the earlier one."""
-    controller = await quarantined(tmp_path, slurm := FakeSlurm(random.Random(1), quiet=True))
+    controller = await quarantined(slurm := FakeSlurm(random.Random(1), quiet=True))
     cluster = controller.cluster
     slurm._clear("n1")
     write = cluster.record
@@ -610,12 +592,11 @@ async def test_a_persons_resume_ends_no_quarantine_that_was_made_since(
     monkeypatch.setattr(cluster, "record", replaced)
     assert await cluster.read_changes() == []
     assert not present(await cluster.read_quarantine("n1")).deleting
-    await cluster.close()
 
 
 @pytest.mark.parametrize("undone", [True, False])
 async def test_a_reboots_cancellation_drains_no_node_again_that_was_released_meanwhile(
-    tmp_path: Path, *, undone: bool
+    quarantined: Quarantined, *, undone: bool
 ) -> None:
     """Slurm 22.05 takes our drain back with the reboot."""
 
@@ -625,7 +606,7 @@ async def test_a_reboots_cancellation_drains_no_node_again_that_was_released_mea
             if undone:  # by the next controller
                 await controller.cluster.record(node, None, guard=UNGUARDED)
 
-    controller = await quarantined(tmp_path, slurm := Cancelled(random.Random(1), quiet=True))
+    controller = await quarantined(slurm := Cancelled(random.Random(1), quiet=True))
     reboots = present(controller.cluster.capabilities.reboots)
     await reboots.order("n1", "reboot-1", guard=UNGUARDED)
     if undone:
@@ -634,7 +615,6 @@ async def test_a_reboots_cancellation_drains_no_node_again_that_was_released_mea
     else:
         assert await reboots.cancel("n1", "reboot-1")
     assert slurm.nodes["n1"].has_drain is not undone
-    await controller.cluster.close()
 
 
 async def test_a_cordon_of_the_local_kind_is_anothers_drain_to_slurm(tmp_path: Path) -> None:
