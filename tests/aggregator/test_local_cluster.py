@@ -122,7 +122,7 @@ async def late_patch(one: LocalCluster, other: LocalCluster) -> None:
     await one.patch_node(node, NodeChange(taints=(OURS,)), guard=UNGUARDED)
 
 
-@pytest.mark.parametrize(
+each_late_change = pytest.mark.parametrize(
     "late",
     [
         late_record,
@@ -135,6 +135,9 @@ async def late_patch(one: LocalCluster, other: LocalCluster) -> None:
     ],
     ids=lambda late: late.__name__,
 )
+
+
+@each_late_change
 async def test_whoever_decided_on_an_older_picture_fails(path: Path, late: Late) -> None:
     async with opened(path) as one, opened(path) as other:
         with pytest.raises(Conflict):

@@ -40,17 +40,7 @@ from aggregator.leader.lease import (
     LeaseStoreError,
 )
 from tests.aggregator.local_file import OURS, SPEC
-from tests.aggregator.test_local_cluster import (
-    Late,
-    collected_events,
-    late_patch,
-    late_record,
-    late_spec,
-    late_status,
-    record_after_a_stop,
-    second_object,
-    status_of_another_object,
-)
+from tests.aggregator.test_local_cluster import Late, collected_events, each_late_change
 from tests.aggregator.test_slurm_interleavings import expect_nothing_undone
 from tests.support.postgres import PostgresServer, StartPostgres
 from tests.support.present import of_type, present
@@ -90,19 +80,7 @@ def lease_of(place: StorePlace, deadline: float = 3.0) -> PostgresLease:
 # -- compare-and-set -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "late",
-    [
-        late_record,
-        record_after_a_stop,
-        late_spec,
-        late_status,
-        status_of_another_object,
-        second_object,
-        late_patch,
-    ],
-    ids=lambda late: late.__name__,
-)
+@each_late_change
 async def test_whoever_decided_on_an_older_picture_fails(place: StorePlace, late: Late) -> None:
     async with opened(place) as one, opened(place) as other:
         with pytest.raises(Conflict):
