@@ -18,7 +18,6 @@ from tests.agent.agent_process import QUIET
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.support.present import present
 from tests.support.stack import (
     NAMESPACE,
     Stack,
@@ -35,18 +34,23 @@ def patch_node(plane: ControlPlane, node: str, body: Mapping[str, Any]) -> None:
     assert answer.status == 200, answer.body
 
 
-def test_xid_79_in_the_kernel_log_cordons_and_drains(cluster_space: Space, stack: Stack) -> None:
-    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    start_job(plane, cluster_space.namespace, "train", node)
-    agent = stack.agent(node)
-    agent.xid(79)
+def test_xid_79_in_the_kernel_log_cordons_and_drains_all_except_daemonset_and_mirror_pods(
+    cluster_space: Space, stack: Stack
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    mirror = {"kubernetes.io/config.mirror": "1", "kubernetes.io/config.source": "file"}
+    plane.create_pod(namespace, "static", node=node, annotations=mirror)
+    start_job(plane, namespace, "train", node)
+    stack.agent(node).xid(79)  # its own pod is a DaemonSet's
     stack.until(lambda: stack.taint(node) == "gpu", "the taint")
     stack.until_phase(node, "Drained")
     seen = stack.node(node)
     assert seen["spec"]["unschedulable"] is True
     assert seen["metadata"]["labels"]["sickbay.dev/quarantined"] == "gpu"
     assert "xid:79" in seen["metadata"]["annotations"]["sickbay.dev/codes"]
-    assert pods_of(plane, cluster_space.namespace, node) == []
+    assert [pod["metadata"]["name"] for pod in pods_of(plane, namespace, node)] == ["static"]
+    assert len(pods_of(plane, NAMESPACE, node)) == 1
     stack.until(lambda: condition(stack, node) == "True", "the node's condition")
 
 
@@ -74,18 +78,6 @@ def test_a_disruption_budget_holds_a_pod_until_it_opens(cluster_space: Space, st
     stack.until_phase(node, "Drained", timeout_s=60)
 
 
-def test_daemonset_and_mirror_pods_stay(cluster_space: Space, stack: Stack) -> None:
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    [node] = cluster_space.create_nodes(1)
-    mirror = {"kubernetes.io/config.mirror": "1", "kubernetes.io/config.source": "file"}
-    plane.create_pod(namespace, "static", node=node, annotations=mirror)
-    start_job(plane, namespace, "train", node)
-    stack.agent(node).xid(79)  # its own pod is a DaemonSet's
-    stack.until_phase(node, "Drained")
-    assert [pod["metadata"]["name"] for pod in pods_of(plane, namespace, node)] == ["static"]
-    assert len(pods_of(plane, NAMESPACE, node)) == 1
-
-
 def test_somebody_elses_cordon_survives_our_release(cluster_space: Space, stack: Stack) -> None:
     plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
     theirs = {"key": "example.com/theirs", "value": "1", "effect": "NoSchedule"}
@@ -99,20 +91,6 @@ def test_somebody_elses_cordon_survives_our_release(cluster_space: Space, stack:
     assert spec["unschedulable"] is True
     assert "example.com/theirs" in [taint["key"] for taint in spec["taints"]]
     assert stack.taint(node) is None
-
-
-def test_by_default_an_uncordon_is_answered_with_a_question_and_releases_nothing(
-    cluster_space: Space, stack: Stack
-) -> None:
-    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    stack.agent(node).xid(79)
-    stack.until_phase(node, "Drained")
-    patch_node(plane, node, {"spec": {"unschedulable": None}})
-    stack.until(lambda: stack.node(node)["spec"].get("unschedulable"), "another cordon")
-    found = present(stack.quarantine(node))
-    assert f"sickbay release {node}" in found["status"]["uncordoned"]
-    assert stack.taint(node) == "gpu"
-    assert "sickbay.dev/overruled" not in stack.node(node)["metadata"]["annotations"]
 
 
 def test_a_token_of_another_service_account_that_names_the_node_is_refused(
