@@ -23,7 +23,6 @@ from aggregator.quarantine.repair import idle_node_choice
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
-from tests.controlplane.api import MERGE_PATCH, ApiError
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, poll_often, status
 from tests.support.active_test_jobs import Jobs, job_section
@@ -33,7 +32,6 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
-RACK = "example.com/rack"
 CLASS = "sickbay-idle-test"
 
 
@@ -44,13 +42,7 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def running(
-    cluster: KubeCluster,
-    space: Space,
-    *nodes: str,
-    pause: float = 600.0,
-    mode: RepairMode = RepairMode.REPAIR,
-) -> AsyncIterator[Notes]:
+async def running(cluster: KubeCluster, space: Space, *nodes: str) -> AsyncIterator[Notes]:
     repairer, notes = JobRepairer(cluster.objects(), job_section(space.namespace)), Notes()
     entry = ConfiguredRepairer(
         repairer,
@@ -59,11 +51,11 @@ async def running(
         repairer.missing_rights,
         pod_namespace=space.namespace,
     )
-    rules = RepairRules(mode, test_pause=pause, idle_nodes=IdleNodeRules())
+    rules = RepairRules(RepairMode.REPAIR, test_pause=600.0, idle_nodes=IdleNodeRules())
     controller = build_controller(
         cluster=cluster,
         policy=POLICY,
-        settings=replace(SETTINGS, repair=RepairSettings(rules, {"test": entry}, (RACK,))),
+        settings=replace(SETTINGS, repair=RepairSettings(rules, {"test": entry})),
         fleet=FleetState(),
         event_sink=notes,
         clocks=Clocks(time.monotonic, time.time),
@@ -148,72 +140,3 @@ async def test_a_node_with_work_is_not_tested_and_a_pass_of_another_writes_the_c
         await until(lambda: jobs.all() == [])
         assert last_test(cluster_space, used) == {}
         assert condition(cluster_space, used) == {}
-
-
-async def test_two_idle_nodes_of_one_rack_are_tested_one_after_the_other(
-    rights: Path, jobs: Jobs, cluster_space: Space
-) -> None:
-    nodes = cluster_space.create_nodes(2, gpus=8)
-    for node in nodes:
-        body = {"metadata": {"labels": {RACK: "r1"}}}
-        cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
-    most, ended = 0, set[str]()
-
-    def ends() -> bool:
-        nonlocal most
-        most = max(most, len(jobs.all()))
-        for pod in jobs.pods():
-            if pod["status"]["phase"] == "Running" and pod["metadata"]["uid"] not in ended:
-                ended.add(pod["metadata"]["uid"])
-                jobs.end(pod, 0)
-        return all(status(cluster_space, node) == "True" for node in nodes)
-
-    async with kube_cluster(rights) as account, running(account, cluster_space, *nodes):
-        await until(ends, within=90)
-    assert most == 1
-
-
-async def test_a_second_replica_with_the_same_nodes_makes_no_second_job(
-    rights: Path, jobs: Jobs, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1, gpus=8)
-    async with (
-        kube_cluster(rights) as first,
-        kube_cluster(rights) as second,
-        running(first, cluster_space, node),
-        running(second, cluster_space, node),
-    ):
-        pod = await jobs.pod_on(node)
-        await until(lambda: last_test(cluster_space, node).get("state") == "Ordered")
-        names = {one["metadata"]["name"] for one in jobs.all()}
-        jobs.end(pod, 0)
-        await until(lambda: status(cluster_space, node) == "True", within=60)
-        await until(lambda: jobs.all() == [])
-    assert len(names) == 1
-    assert last_test(cluster_space, node)["number"] == 1
-
-
-async def test_a_test_that_runs_when_repairs_are_turned_off_is_cancelled_and_its_job_deleted(
-    rights: Path, jobs: Jobs, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1, gpus=8)
-    async with kube_cluster(rights) as account, running(account, cluster_space, node):
-        await jobs.pod_on(node)
-        await until(lambda: last_test(cluster_space, node).get("state") == "Ordered")
-    off = RepairMode.OFF
-    async with kube_cluster(rights) as account, running(account, cluster_space, node, mode=off):
-
-        def is_deleted() -> bool:
-            return all("deletionTimestamp" in one["metadata"] for one in jobs.all())
-
-        await until(is_deleted)
-        for pod in of_tests(jobs):
-            try:
-                jobs.end(pod, 143)  # as the kubelet ends a pod that is deleted
-            except ApiError as error:
-                if error.status != 404:  # it may be gone already
-                    raise
-        await until(lambda: last_test(cluster_space, node)["state"] == "Cancelled")
-        assert "repairs are off" in last_test(cluster_space, node)["message"]
-        await until(lambda: jobs.all() == [])
-        assert condition(cluster_space, node) == {}

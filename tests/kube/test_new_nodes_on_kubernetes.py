@@ -219,19 +219,6 @@ async def test_the_server_refuses_the_removal_of_a_list_of_taints_that_has_chang
     assert taints(cluster_space, node) == [KEY, FOREIGN["key"]]
 
 
-async def test_a_node_that_fails_stays_and_tells_why(
-    kube: KubeCluster, jobs: Jobs, cluster_space: Space
-) -> None:
-    node = new_node(cluster_space)
-    async with running(kube, cluster_space, node) as site:
-        jobs.end(await jobs.pod_on(node), 1, "gemm: GPU 3 differs")
-        await until(lambda: status(cluster_space, node) == "False", within=60)
-        assert taints(cluster_space, node) == [KEY]
-        assert "gemm: GPU 3 differs" in condition(cluster_space, node)["message"]
-        await until(lambda: "node.test_exhausted" in site.notes.kinds(node))
-        await until(lambda: jobs.all() == [])
-
-
 async def test_two_replicas_that_both_take_a_node_for_theirs_make_one_job(
     kube: KubeCluster, jobs: Jobs, cluster_space: Space
 ) -> None:
@@ -284,13 +271,16 @@ async def test_the_limit_of_the_fleet_holds_with_two_replicas(
     assert most == 2
 
 
-async def test_a_node_in_another_boot_is_tested_again(
+async def test_a_node_that_fails_stays_tells_why_and_is_tested_again_in_another_boot(
     kube: KubeCluster, jobs: Jobs, cluster_space: Space
 ) -> None:
     node = new_node(cluster_space)
     async with running(kube, cluster_space, node) as site:
-        jobs.end(await jobs.pod_on(node), 1)
+        jobs.end(await jobs.pod_on(node), 1, "gemm: GPU 3 differs")
         await until(lambda: status(cluster_space, node) == "False", within=60)
+        assert taints(cluster_space, node) == [KEY]
+        assert "gemm: GPU 3 differs" in condition(cluster_space, node)["message"]
+        await until(lambda: "node.test_exhausted" in site.notes.kinds(node))
         await until(lambda: jobs.all() == [] and jobs.pods() == [], within=60)
         info = {**cluster_space.plane.node(node)["status"]["nodeInfo"], "bootID": "boot-2"}
         path, body = f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}}
