@@ -3,32 +3,21 @@ request, the scheduler places the test's Job, and kwok plays the kubelet.
 """
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.composition.core import build_controller
-from aggregator.events import EventSink
-from aggregator.health.model import Hello
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.reconcile import rounds
-from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
-from aggregator.quarantine.state.fleet import FleetState
-from aggregator.repairers.job import JobRepairer
 from aggregator.web.event_broker import EventBroker
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_idle_nodes_on_kubernetes import CLASS, gpu_work, named
 from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, poll_often, status, taints
-from tests.support.active_test_jobs import Jobs, job_section
+from tests.support.active_test_jobs import Jobs, TestingReplica, job_section
 from tests.support.kube_cluster import kube_cluster
-from tests.support.replica import POLICY, SETTINGS, FakeLine, snapshot
 from tests.support.waiting import until
 from tests.web.cli import Done, in_process
 from tests.web.support import Served, serving
@@ -47,43 +36,24 @@ async def running(
     cluster: KubeCluster, space: Space, *nodes: str, profiles: tuple[str, ...] = ("quick",)
 ) -> AsyncIterator[Served]:
     """One replica without periodic tests, and its page."""
-    section = job_section(
-        space.namespace, profiles={name: {"command": ["/tests", name]} for name in profiles}
-    )
-    repairer = JobRepairer(cluster.objects(), section)
-    entry = ConfiguredRepairer(
-        repairer,
-        600.0,
-        repairer.clean_up,
-        repairer.missing_rights,
+    feed = EventBroker(epoch=1)
+    replica = TestingReplica(
+        cluster,
+        space,
+        RepairRules(RepairMode.REPAIR),
+        feed=feed,
+        section=job_section(
+            space.namespace, profiles={name: {"command": ["/tests", name]} for name in profiles}
+        ),
         profiles=frozenset(profiles),
         gives_way=True,
     )
-    fleet, clocks = FleetState(), Clocks(time.monotonic, time.time)
-    feed: EventSink = EventBroker(epoch=1)
-    controller = build_controller(
-        cluster=cluster,
-        policy=POLICY,
-        settings=replace(
-            SETTINGS, repair=RepairSettings(RepairRules(RepairMode.REPAIR), {"test": entry})
-        ),
-        fleet=fleet,
-        event_sink=feed,
-        clocks=clocks,
-        rng=random.Random(7),
-    )
-    task = asyncio.create_task(controller.run())
-    try:
-        for node in nodes:
-            boot = space.plane.node(node)["status"]["nodeInfo"]["bootID"]
-            controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), FakeLine())
-            controller.on_evidence(node, snapshot(), time.monotonic())
-        async with serving(fleet, clocks, feed=feed) as page:  # type: ignore[arg-type]
-            await until(lambda: set(nodes) <= fleet.node_summaries.keys())
-            yield page
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    async with (
+        replica.running(*nodes),
+        serving(replica.fleet, replica.clocks, feed=feed) as page,
+    ):
+        await until(lambda: set(nodes) <= replica.fleet.node_summaries.keys())
+        yield page
 
 
 async def sickbay(page: Served, space: Space, *arguments: str) -> Done:

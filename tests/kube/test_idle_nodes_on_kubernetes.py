@@ -2,32 +2,20 @@
 preempts it for work; kwok plays the kubelet.
 """
 
-import asyncio
-import random
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.composition.core import build_controller
-from aggregator.health.model import Hello
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair import idle_node_choice
-from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
-from aggregator.quarantine.state.fleet import FleetState
-from aggregator.repairers.job import JobRepairer
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, poll_often, status
-from tests.support.active_test_jobs import Jobs, job_section
+from tests.support.active_test_jobs import Jobs, TestingReplica
 from tests.support.kube_cluster import kube_cluster
-from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -41,36 +29,12 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_node_choice, "_IDLE_AGAIN", 0.5)
 
 
-@asynccontextmanager
-async def running(cluster: KubeCluster, space: Space, *nodes: str) -> AsyncIterator[Notes]:
-    repairer, notes = JobRepairer(cluster.objects(), job_section(space.namespace)), Notes()
-    entry = ConfiguredRepairer(
-        repairer,
-        600.0,
-        repairer.clean_up,
-        repairer.missing_rights,
-        pod_namespace=space.namespace,
-    )
+def running(
+    cluster: KubeCluster, space: Space, *nodes: str
+) -> AbstractAsyncContextManager[TestingReplica]:
     rules = RepairRules(RepairMode.REPAIR, test_pause=600.0, idle_nodes=IdleNodeRules())
-    controller = build_controller(
-        cluster=cluster,
-        policy=POLICY,
-        settings=replace(SETTINGS, repair=RepairSettings(rules, {"test": entry})),
-        fleet=FleetState(),
-        event_sink=notes,
-        clocks=Clocks(time.monotonic, time.time),
-        rng=random.Random(7),
-    )
-    task = asyncio.create_task(controller.run())
-    try:
-        for node in nodes:
-            boot = space.plane.node(node)["status"]["nodeInfo"]["bootID"]
-            controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), FakeLine())
-            controller.on_evidence(node, snapshot(), time.monotonic())
-        yield notes
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    replica = TestingReplica(cluster, space, rules, pod_namespace=space.namespace)
+    return replica.running(*nodes)
 
 
 def gpu_work(space: Space, name: str, *, node: str = "") -> dict[str, Any]:
@@ -95,7 +59,7 @@ async def test_work_preempts_the_test_of_an_idle_node_which_has_no_verdict_then(
     rights: Path, jobs: Jobs, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1, gpus=8)
-    async with kube_cluster(rights) as account, running(account, cluster_space, node) as notes:
+    async with kube_cluster(rights) as account, running(account, cluster_space, node) as site:
         pod = await jobs.pod_on(node)
         assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == (CLASS, -1000000)
         assert pod["spec"]["preemptionPolicy"] == "Never"
@@ -120,7 +84,7 @@ async def test_work_preempts_the_test_of_an_idle_node_which_has_no_verdict_then(
         await until(lambda: last_test(cluster_space, node).get("state") == "Inconclusive")
         assert condition(cluster_space, node) == {}
         # The event follows the answer to the write of the state.
-        await until(lambda: set(notes.kinds(node)) == {"repair.ordered", "repair.ended"})
+        await until(lambda: set(site.notes.kinds(node)) == {"repair.ordered", "repair.ended"})
         await until(lambda: jobs.all() == [])
 
 

@@ -3,38 +3,27 @@ the scheduler places; kwok plays the kubelet, and a test ends the pods.
 """
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import UNGUARDED, Conflict, NodeChange
-from aggregator.composition.core import build_controller
-from aggregator.health.model import Hello
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.reconcile import node_test_rounds, node_tests
 from aggregator.quarantine.repair import idle_node_choice, node_test_state
-from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
-from aggregator.quarantine.state.fleet import FleetState
-from aggregator.repairers.job import JobRepairer
 from aggregator.runtime.backoff import Backoff
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.support.active_test_jobs import Jobs, job_section
+from tests.support.active_test_jobs import Jobs, TestingReplica
 from tests.support.admission_policies import POLICIES
 from tests.support.kube_cluster import kube_cluster
 from tests.support.present import present
-from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -101,50 +90,13 @@ def last_test(space: Space, node: str) -> dict[str, Any]:
     }
 
 
-class Site:
-    """One replica, and the agents that report to it."""
-
-    def __init__(self, cluster: KubeCluster, space: Space, **rules: Any) -> None:
-        self.space, self.notes = space, Notes()
-        repairer = JobRepairer(cluster.objects(), job_section(space.namespace))
-        entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
-        given: dict[str, Any] = {"taint": KEY, "profile": "quick", "concurrent": 2}
-        self.rules = NewNodeRules(**given | rules)
-        self.controller = build_controller(
-            cluster=cluster,
-            policy=POLICY,
-            settings=replace(
-                SETTINGS,
-                repair=RepairSettings(
-                    RepairRules(RepairMode.REPAIR, test_pause=1.0, new_nodes=self.rules),
-                    {"test": entry},
-                ),
-            ),
-            fleet=FleetState(),
-            event_sink=self.notes,
-            clocks=Clocks(time.monotonic, time.time),
-            rng=random.Random(7),
-        )
-
-    def attach(self, node: str) -> None:
-        boot = self.space.plane.node(node)["status"]["nodeInfo"]["bootID"]
-        self.controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), FakeLine())
-        self.controller.on_evidence(node, snapshot(), time.monotonic())
-
-
-@asynccontextmanager
-async def running(
+def running(
     cluster: KubeCluster, space: Space, *nodes: str, **rules: Any
-) -> AsyncIterator[Site]:
-    site = Site(cluster, space, **rules)
-    task = asyncio.create_task(site.controller.run())
-    try:
-        for node in nodes:
-            site.attach(node)
-        yield site
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+) -> AbstractAsyncContextManager[TestingReplica]:
+    given: dict[str, Any] = {"taint": KEY, "profile": "quick", "concurrent": 2}
+    new_nodes = NewNodeRules(**given | rules)
+    repair = RepairRules(RepairMode.REPAIR, test_pause=1.0, new_nodes=new_nodes)
+    return TestingReplica(cluster, space, repair).running(*nodes)
 
 
 async def test_a_node_that_passes_is_opened_with_the_rights_of_deploy(

@@ -1,14 +1,29 @@
 """Jobs of active tests on a real API server: kwok plays the kubelet, and a test ends the pods."""
 
-from dataclasses import dataclass
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Quarantine
+from aggregator.composition.core import build_controller
 from aggregator.config.job import JobSection
-from aggregator.quarantine.repair.protocol import RepairOrder
+from aggregator.events import EventSink
+from aggregator.health.model import Hello
+from aggregator.quarantine.decide.repair import RepairRules
+from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairOrder, RepairSettings
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.job_manifest import job_name
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
+from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
+from tests.support.tasks import end_tasks
 from tests.support.waiting import until
 
 DISRUPTED = {
@@ -37,6 +52,53 @@ def order_of_a_test(
     return RepairOrder(
         f"{uid}-{number}-test", "test", name, node_uid, "boot-1", uid, "xid:79", **(given | more)
     )
+
+
+class TestingReplica:
+    """One replica that orders tests by Jobs, and the agents that report to it."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        cluster: KubeCluster,
+        space: Space,
+        rules: RepairRules,
+        *,
+        feed: EventSink | None = None,
+        section: JobSection | None = None,
+        **repairer: Any,
+    ) -> None:
+        """``feed`` takes the events instead of `notes`; ``repairer``: what else is configured."""
+        self.space, self.fleet, self.notes = space, FleetState(), Notes()
+        job = JobRepairer(cluster.objects(), section or job_section(space.namespace))
+        entry = ConfiguredRepairer(job, 600.0, job.clean_up, job.missing_rights, **repairer)
+        self.clocks = Clocks(time.monotonic, time.time)
+        self.controller = build_controller(
+            cluster=cluster,
+            policy=POLICY,
+            settings=replace(SETTINGS, repair=RepairSettings(rules, {"test": entry})),
+            fleet=self.fleet,
+            event_sink=feed or self.notes,
+            clocks=self.clocks,
+            rng=random.Random(7),
+        )
+
+    def attach(self, node: str) -> None:
+        boot = self.space.plane.node(node)["status"]["nodeInfo"]["bootID"]
+        self.controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), FakeLine())
+        self.controller.on_evidence(node, snapshot(), time.monotonic())
+
+    @asynccontextmanager
+    async def running(self, *nodes: str) -> AsyncIterator["TestingReplica"]:
+        """``nodes``: those whose agents are attached."""
+        task = asyncio.create_task(self.controller.run())
+        try:
+            for node in nodes:
+                self.attach(node)
+            yield self
+        finally:
+            await end_tasks(task)
 
 
 @dataclass
