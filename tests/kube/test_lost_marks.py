@@ -3,7 +3,6 @@
 Its Node was deleted and created again in the same boot, or people have changed our marks on it.
 """
 
-import copy
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import APPLIED
 from aggregator.quarantine.decide.lost_marks import RestoreRules
+from tests.bench.return_drill import as_registered
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import DISK, LONG, WELL, Bench, running_bench
 from tests.kube.test_releases_without_record import entries
@@ -43,17 +43,6 @@ def by_effect(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: str(one["effect"]))
 
 
-def recreated(body: dict[str, Any]) -> dict[str, Any]:
-    """The Node as its kubelet registers it again: without our marks, in the same boot."""
-    new = copy.deepcopy(body)
-    meta = new["metadata"]
-    for key in ("uid", "resourceVersion", "creationTimestamp", "managedFields", "annotations"):
-        meta.pop(key, None)
-    meta["labels"] = {k: v for k, v in meta["labels"].items() if not k.startswith("sickbay.dev")}
-    new["spec"] = {}
-    return new
-
-
 async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
@@ -63,7 +52,7 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
     async with running_bench(kube, cluster_space, settings=settings) as bench:
         bench.attach(node, snapshot(DISK))
         await bench.phase(node, "Drained")
-        body = recreated(plane.node(node))
+        body = as_registered(plane.node(node))
         plane.delete_nodes([node])
         plane.call("POST", "/api/v1/nodes", body)
         # Its pod names the node, as if it had been scheduled between the two.
@@ -196,7 +185,6 @@ async def test_a_mark_removed_by_hand_is_reported_and_restored_after_the_grace(
         meta = bench.plane.node(node)["metadata"]
         assert meta["labels"][LABEL] == "disk"
         assert '"unschedulable": true' in meta["annotations"][APPLIED]
-        assert meta["annotations"][APPLIED] == meta["annotations"][APPLIED]
         assert bench.status(node, "phase") == "Drained"
         assert bench.notes.kinds(node).count("quarantine.marks_missing") == 1
         await until(lambda: bench.notes.kinds(node).count("quarantine.marks_restored") == 1)
