@@ -19,6 +19,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aggregator.quarantine.reconcile.node_rounds as node_rounds_module
 import aggregator.quarantine.reconcile.node_test_rounds as node_tests_module
@@ -762,31 +763,12 @@ def fewer_rounds() -> Iterator[None]:
         node_rounds_module.HELD_A_ROUND, _NODE_TESTS["EVERY"] = held, tests
 
 
-def play(
-    stories: list[Story],
-    *,
-    nodes: int,
-    days: float,
-    settings: Settings,
-    rng: random.Random,
-    restarts: tuple[float, ...] = (),
-    repairs: str | None = None,
-) -> Outcome:
-    """Live through it, in virtual time. ``repairs``: see `Play`."""
+def play(stories: list[Story], **how: Any) -> Outcome:
+    """Live through it, in virtual time. `Play` has the arguments."""
 
     async def main() -> Outcome:
         loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
-        acted = Play(
-            loop,
-            stories,
-            nodes=nodes,
-            days=days,
-            settings=settings,
-            rng=rng,
-            restarts=restarts,
-            repairs=repairs,
-        )
-        return await acted.run()
+        return await Play(loop, stories, **how).run()
 
     with fewer_rounds():
         return virtual_time.run(main())
