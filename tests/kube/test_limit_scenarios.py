@@ -20,7 +20,7 @@ from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.admission_record import FLEET, Record, parse_record
+from aggregator.quarantine.decide.admission_record import Record, parse_record
 from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.pools import Pool, PoolLimits
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
@@ -35,7 +35,7 @@ from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ADMIN
-from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import kube_cluster
 from tests.support.present import present
 from tests.support.replica import (
@@ -49,7 +49,7 @@ from tests.support.replica import (
     fault,
     snapshot,
 )
-from tests.support.stack import NAMESPACE, install, remove_quarantines
+from tests.support.stack import remove_quarantines
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -309,47 +309,6 @@ async def test_14_bad_nodes_that_another_tool_holds_leave_the_15th_its_place_at_
 
 
 @pytest.mark.usefixtures("quarantine_definition")
-async def test_storm_partial_recovery_new_fault_in_the_cooldown_over_two_lives(
-    cluster_space: Space, request: pytest.FixtureRequest
-) -> None:
-    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
-    nodes, clock = cluster_space.create_nodes(12), Turned()
-    limits = replace(
-        SHIPPED.limits, concurrent_percent=100, new_per_window=2, new_per_window_percent=100
-    )
-    settings = replace(SHIPPED, limits=limits, common=CommonLimits(common_cause_percent=60))
-    well = dict.fromkeys(nodes, snapshot())
-    async with life(cluster_space, settings, clock, well) as bench:
-        bench.break_(nodes[:4])
-        await until(lambda: len(bench.sick()) == 2 and len(bench.holds()) == 2)
-        taken, waits = sorted(bench.sick()), sorted(bench.holds())
-        assert FLEET in (await stored(cluster_space)).cooldowns
-        bench.mend(waits[0])  # partial recovery
-        bench.break_([nodes[8]])  # a new fault in the cooldown
-        await until(lambda: set(bench.holds()) == {waits[1], nodes[8]})
-    ill = {name: snapshot(fault("xid:79", f"GPU-{name}")) for name in (*taken, waits[1], nodes[8])}
-    clock.time += 700  # past the window, and not past the cooldown
-    async with life(cluster_space, settings, clock, well | ill) as bench:
-        await until(lambda: set(bench.holds()) == {waits[1], nodes[8]})
-        assert set(bench.holds().values()) == {"limits.cooldown"}
-        assert bench.sick() == set(taken)
-        clock.time += 250
-        await until(lambda: bench.sick() == {*taken, waits[1], nodes[8]})
-        # One check fails on many nodes at once: no node is quarantined.
-        failed = component("disk-readonly", "/data", Status.FAILED, "read-only", since=clock())
-        for name in nodes:
-            bench.controller.on_evidence(name, Delta((failed,)), clock())
-        clock.time += 60
-        for name in nodes:
-            bench.controller.on_evidence(name, Delta(), clock())
-        free = set(nodes) - bench.sick()
-        await until(lambda: set(bench.holds()) >= free)
-        assert set(bench.holds().values()) == {"limits.common_cause_percent"}
-        assert len(bench.sick()) == 4
-        assert "check:disk-readonly" in (await stored(cluster_space)).cooldowns
-
-
-@pytest.mark.usefixtures("quarantine_definition")
 async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_are_four_incidents(
     cluster_space: Space, request: pytest.FixtureRequest
 ) -> None:
@@ -390,38 +349,6 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
         and "subresource" not in entry["objectRef"]  # statuses are the played kubelets' work
     }
     assert patched & set(nodes) == set(ill)
-
-
-async def test_one_target_down_for_all_1500_accuses_nobody_and_one_sick_node_is_still_found(
-    start_control_plane: StartControlPlane,
-) -> None:
-    plane = start_control_plane(controller_manager=False, kwok=False, scheduler=False)
-    install(plane)
-    whole, clock = Space(plane, namespace=NAMESPACE, node_prefix="n"), Turned()
-    nodes = whole.create_nodes(1_500)
-    mark = plane.audit_mark()
-    settings = replace(SHIPPED, limits=Limits())
-    async with life(whole, settings, clock, dict.fromkeys(nodes, snapshot())) as bench:
-        missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
-        for node in nodes:
-            bench.controller.on_evidence(node, Delta((missed,)), clock())
-        clock.time += 600
-        await until(lambda: len(bench.fleet.causes) == 1)
-        [cause] = bench.fleet.causes.values()
-        assert (cause.scope, cause.nodes, cause.total) == ("target", 1_500, 1_500)
-        assert (bench.sick(), bench.holds()) == (set(), {})
-        bench.break_(nodes[:1])
-        await until(lambda: bench.marked() == set(nodes[:1]))
-        told = [one.kind for one in bench.notes.transitions]
-        assert told.count(EventKind.COMMON_CAUSE) == 1
-    written = {
-        entry["objectRef"].get("name", "")
-        for entry in plane.audit_entries(mark)
-        if entry["verb"] in ("create", "patch", "update")
-        and entry["objectRef"]["resource"] in ("nodes", "quarantines")
-        and entry["user"]["username"] == ADMIN
-    }
-    assert written - {""} == {nodes[0]}
 
 
 class SlowRepairs:

@@ -42,10 +42,9 @@ from tests.support.replica import (
     component,
     evaluate_due,
     fault,
-    shipped_policy,
     snapshot,
 )
-from tests.support.stack import pods_of, protect, remove_quarantines, start_job
+from tests.support.stack import pods_of, remove_quarantines, start_job
 from tests.support.waiting import until
 from tests.support.yaml_documents import read_documents
 
@@ -182,64 +181,6 @@ async def bench(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]
 # -- evaluating ---------
 
 
-async def test_fatal_for_longer_than_its_duration_acts_and_for_shorter_does_nothing(
-    bench: Bench, cluster_space: Space
-) -> None:
-    short, long = cluster_space.create_nodes(2)
-    missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=bench.clock())
-    for node in (short, long):
-        bench.attach(node, snapshot(missing))
-    evaluate_due(bench.controller)
-    bench.clock.time += 55  # of a minute
-    bench.says(short, replace(missing, status=Status.OK, since=bench.clock()))
-    bench.says(long)
-    await bench.settles()
-    assert bench.quarantine(long) is None
-    bench.later(10, long)
-    bench.later(3600, short)
-    await bench.phase(long, "Drained")
-    assert bench.quarantine(short) is None
-
-
-async def test_two_reasons_that_alternate_are_one_quarantine_with_both(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    other = component("disk-write", "/data", Status.FAILED, "io-error")
-    bench.attach(node, snapshot(DISK))
-    await bench.phase(node, "Drained")
-    first = bench.quarantine(node)
-    for _ in range(3):
-        bench.says(node, WELL, other)
-        bench.later(300, node)
-        bench.says(node, DISK, replace(other, status=Status.OK))
-        bench.later(300, node)
-    await until(lambda: "disk-write" in json.dumps(bench.quarantine(node)))
-    now = bench.quarantine(node)
-    assert first is not None
-    assert now is not None
-    assert now["metadata"]["uid"] == first["metadata"]["uid"]
-    assert now["spec"]["incident"] == first["spec"]["incident"]
-
-
-async def test_recovery_is_held_for_its_time_and_a_flap_inside_it_begins_it_anew(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    bench.attach(node, snapshot(DISK))
-    await bench.phase(node, "Drained")
-    bench.says(node, WELL)
-    bench.later(500, node)
-    bench.says(node, replace(DISK, since=bench.clock()))
-    bench.later(11, node)
-    bench.says(node, replace(WELL, since=bench.clock()))
-    bench.later(500, node)
-    await bench.settles()
-    assert bench.status(node, "phase") == "Drained"
-    bench.later(101, node)
-    await bench.free(node)
-
-
 async def test_a_check_that_flaps_is_released_ever_later_and_told_once_over_two_lives(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
@@ -324,19 +265,6 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
 # -- release ---------
 
 
-async def test_a_cordon_of_a_person_outlives_a_fault_and_its_recovery(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    bench.patch(node, {"spec": {"unschedulable": True}})
-    bench.attach(node, snapshot(DISK))
-    await bench.phase(node, "Drained")
-    bench.says(node, WELL)
-    bench.later(LONG, node)
-    await bench.free(node)
-    assert bench.unschedulable(node)
-
-
 async def test_a_gpu_goes_back_only_when_the_node_has_all_of_them_to_give(
     bench: Bench, cluster_space: Space
 ) -> None:
@@ -375,44 +303,6 @@ async def test_a_reboot_counts_when_the_kubelet_tells_of_it_too(
     bench.attach(node, snapshot())
     bench.later(LONG, node)
     await bench.free(node)
-
-
-async def test_a_rule_for_a_person_alone_is_released_by_kubectl_and_by_nothing_else(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    policy = shipped_policy("rules: [{name: disk-read-only, release: manual}]")
-    async with running_bench(kube, cluster_space, policy) as bench:
-        bench.attach(node, snapshot(DISK))
-        await bench.phase(node, "Drained")
-        bench.says(node, WELL)
-        bench.later(LONG, node)
-        await until(lambda: "a person alone" in bench.status(node, "releaseHeld"))
-        bench.later(100 * LONG, node)
-        await bench.settles()
-        assert bench.unschedulable(node)
-        bench.delete(node)
-        await bench.free(node)
-
-
-async def test_an_uncordon_in_the_middle_of_a_drain_ends_it(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    space = cluster_space
-    start_job(space.plane, space.namespace, "train", node)
-    protect(space.plane, space.namespace, "train", 2)
-    bench.attach(node, snapshot(DISK))
-    await bench.phase(node, "Draining")
-    bench.patch(node, {"spec": {"unschedulable": None}})
-    await bench.free(node)
-    space.plane.request(
-        "DELETE", f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets/train"
-    )
-    bench.later(60, node)
-    await bench.settles()
-    assert bench.quarantine(node) is None  # the same evidence acts no more
-    assert len(pods_of(space.plane, space.namespace, node)) == 2
 
 
 # -- people's word ---------
