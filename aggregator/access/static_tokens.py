@@ -44,8 +44,9 @@ class StaticTokens:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        #: The version that was read. The first one counts as none: it may have changed meanwhile.
+        self._seen: object = None
         self._entries = _read(file)
-        self._seen = version_of(file)
 
     async def authenticate(self, facts: RequestFacts) -> UserIdentity | None:
         token = facts.token or facts.cookie

@@ -12,6 +12,7 @@ import pytest
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
+from aggregator.access.identity import RequestFacts
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
@@ -21,6 +22,7 @@ from aggregator.web import sse
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.tls import Certificate
 from tests.support.pki import Authority, KeyPair
+from tests.support.rewritten_file import Rewritten
 from tests.web.support import Everyone, Hands, Served, running_clocks, serving, small_fleet
 
 VIEWER, OPERATOR = "v" * 22, "o" * 22
@@ -41,6 +43,16 @@ def gate(tmp_path: Path) -> AccessGate:
 async def served(gate: AccessGate) -> AsyncIterator[Served]:
     async with serving(small_fleet(Hands()), Hands().clocks(), access=PageAccess(gate)) as running:
         yield running
+
+
+async def test_a_file_of_tokens_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path,
+) -> None:
+    file = Rewritten(tmp_path / "tokens")
+    file.write_text(f"{VIEWER},dashboards,viewer\n")
+    file.later = f"{OPERATOR},hall-2,operator\n"
+    found = await StaticTokens(file).authenticate(RequestFacts(token=OPERATOR))
+    assert found is not None
 
 
 def bears(token: str) -> dict[str, str]:
