@@ -32,7 +32,7 @@ from aggregator.config.shared_store import build_store
 from aggregator.ingest.from_config import open_keys
 from aggregator.ingest.jwks import JwksCache
 from aggregator.leader.holder import LeaseHolder
-from aggregator.policy.defaults import lint_file, read_policy
+from aggregator.policy.defaults import read_policy, read_with_warnings
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
@@ -96,8 +96,10 @@ def _report_not_ready(fleet: FleetState, what: str, error: str) -> None:
 
 def _read_policy(config: Config) -> Policy:
     """The policy, with its odd rules in the log. Raises ConfigError."""
-    policy = read_policy(config.policy.file)
-    for problem in lint_file(config.policy.file, policy) if config.policy.file is not None else ():
+    if config.policy.file is None:
+        return read_policy()
+    policy, odd = read_with_warnings(config.policy.file)
+    for problem in odd:
         where = f"{config.policy.file}:{problem.line}"
         log.warning(
             "a rule is odd", extra={"event": "policy.rule_odd", "at": where, "reason": problem.text}

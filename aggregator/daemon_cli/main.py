@@ -138,11 +138,12 @@ def _check(options: argparse.Namespace) -> int:
         unaccepted_bounds,
     )
     from aggregator.daemon_cli.pools import pools_of
-    from aggregator.policy.defaults import read_policy
+    from aggregator.policy.defaults import read_with_warnings
 
     reads_files = not options.without_files
     config = load(options.file, root=Path("/") if reads_files else None)
-    rules = read_policy(config.policy.file) if reads_files else None
+    rules = config.policy.file if reads_files else None
+    odd = read_with_warnings(rules)[1] if rules is not None else ()
     found = [*_wrong_cluster(config), *unaccepted_bounds(config)]
     if reads_files:
         found += [
@@ -170,8 +171,8 @@ def _check(options: argparse.Namespace) -> int:
         where = f"{options.file}:{problem.line}"
         print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)
     policy.warn_of_pools(options.file, config)
-    if config.policy.file is not None and rules is not None:
-        policy.warn(config.policy.file, rules)
+    if rules is not None:
+        policy.warn(rules, odd)
     return OK
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,9 @@ from aggregator.runtime.text import counted
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
-    from aggregator.configfile.yaml_source import Key
+    from aggregator.configfile.yaml_source import ConfigProblem, Key
     from aggregator.policy.explain import Explanation
-    from aggregator.policy.rules import Policy, Rule
+    from aggregator.policy.rules import Rule
 
 _OK = 0
 _ODD = 1
@@ -102,10 +102,10 @@ def add_to(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from aggregator.policy.defaults import read_policy
+    from aggregator.policy.defaults import read_policy, read_with_warnings
 
     shipped = {rule.name: rule for rule in read_policy().rules}
-    policy = read_policy(options.file)
+    policy, odd = read_with_warnings(options.file)
     added = [rule for rule in policy.rules if rule.name not in shipped]
     changed = [rule for rule in policy.rules if shipped.get(rule.name, rule) != rule]
     more = counted(len(changed), "shipped one")
@@ -114,7 +114,7 @@ def _check(options: argparse.Namespace) -> int:
         print_visibly(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
     for rule in added:
         print_visibly(f"  added    {rule.name}: {rule.action}")
-    found = warn(options.file, policy)
+    found = warn(options.file, odd)
     if options.config is not None:
         from aggregator.config.settings import load
 
@@ -139,15 +139,10 @@ def _report(file: Path, severity: str, found: Iterable[tuple["Key", str]]) -> in
     return len(problems)
 
 
-def warn(file: Path, policy: "Policy") -> int:
+def warn(file: Path, found: Sequence["ConfigProblem"]) -> int:
     """Report on stderr the parts of a site's rules that can have no effect, and return their
     number.
-
-    ``policy`` is the rules as read.
     """
-    from aggregator.policy.defaults import lint_file
-
-    found = lint_file(file, policy)
     for problem in found:
         key = f"{problem.key}: " if problem.key else ""
         print_visibly(f"{file}:{problem.line}: warning: {key}{problem.text}", sys.stderr)

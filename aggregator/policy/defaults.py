@@ -14,22 +14,25 @@ def read_policy(site: Path | None = None) -> Policy:
 
     Raises `ConfigError` with every problem of the file.
     """
-    shipped = files("aggregator.policy")
-    return load_policy(
-        (shipped / "catalogue.yaml").read_text("utf-8"),
-        (shipped / "rules.yaml").read_text("utf-8"),
-        read_text(site) if site is not None else None,
-        str(site or ""),
-    )
+    return _load(read_text(site) if site is not None else None, str(site or ""))
 
 
-def lint_file(site: Path, policy: Policy) -> list[ConfigProblem]:
-    """The parts of the file at ``site``, read into ``policy``, that are allowed and likely a
-    mistake.
+def read_with_warnings(site: Path) -> tuple[Policy, list[ConfigProblem]]:
+    """The same, and the parts of the file that are allowed and likely a mistake.
 
-    Raises `ConfigError` where it can't be read any more.
+    Of one reading: the file may be another one, and no policy, at the next.
     """
-    return warnings(policy, read_text(site), str(site), _checks())
+    text = read_text(site)
+    policy = _load(text, str(site))
+    return policy, warnings(policy, text, str(site), _checks())
+
+
+def _load(site: str | None, site_name: str) -> Policy:
+    shipped = files("aggregator.policy")
+    catalogue, rules = (
+        (shipped / name).read_text("utf-8") for name in ("catalogue.yaml", "rules.yaml")
+    )
+    return load_policy(catalogue, rules, site, site_name)
 
 
 def lint_question(policy: Policy, check: str, status: str, reason: str) -> str:

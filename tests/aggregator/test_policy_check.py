@@ -8,12 +8,13 @@ import pytest
 
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.policy import lint
-from aggregator.policy.defaults import read_policy
+from aggregator.policy.defaults import read_policy, read_with_warnings
 from aggregator.policy.lint import Reasons, parse_checks, warnings
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy, Rule
 from nodeagent.checks import registry, xid_codes
 from tests.support.replica import shipped_policy
+from tests.support.rewritten_file import Rewritten
 
 SOURCE = Path(__file__).parents[2]
 CHECKS = parse_checks((SOURCE / "aggregator/policy/checks.yaml").read_text())
@@ -27,6 +28,16 @@ OWN_WORDS = {
 
 def rule(text: str) -> str:
     return f"rules:\n  - {{{text}}}\n"
+
+
+def test_the_warnings_are_of_the_text_that_was_read_whatever_the_file_has_since(
+    tmp_path: Path,
+) -> None:
+    file = Rewritten(tmp_path / "rules.yaml")
+    file.write_text(rule("name: a, kind: disk, check: our-own, action: cordon"))
+    file.later = "- no rules\n"
+    policy, [problem] = read_with_warnings(file)
+    assert (policy.by_name["a"].action, "our-own" in problem.text) == ("cordon", True)
 
 
 def odd(site: str) -> list[str]:
