@@ -107,8 +107,8 @@ class Sqlite:
         # A file of another program must not get ours from a command that only reads.
         if self._reads:
             raise DatabaseError(
-                f"{self.name} has no tables of this version of sickbay; expected the "
-                "history.database of an aggregator that has run"
+                f"{self.name} has no tables of this version of sickbay; expected "
+                f"{self._tables.what} of an aggregator that has run"
             )
         _in_transaction(engine, lambda one: self._tables.prepare(one, self.name), write=True)
 

@@ -316,7 +316,7 @@ def test_an_owner_replays_the_aggregators_own_history(
     ("statement", "why"),
     [
         ("CREATE TABLE mine (a)", "has tables of another program, or of an"),
-        ("", "has no tables of this version of sickbay; expected"),
+        ("", "has no tables of this version of sickbay; expected the history of an aggregator"),
     ],
 )
 def test_a_command_that_reads_makes_no_tables_in_another_database(
