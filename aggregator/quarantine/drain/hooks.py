@@ -135,9 +135,8 @@ class HookRunner:
                 with self._acts.reporting(node_state, kind, message_text, details):
                     await self._write(node_state, known, message_text)
                 written_at = self._acts.clocks.now()
-            calls, named = calls + 1, answer.retry_after or 0.0
-            if not late:  # whether it was done in its time is reported in time
-                named = min(named, left)
+            # Whether it was done in its time is reported in time. Its own time bounds a late one.
+            calls, named = calls + 1, min(answer.retry_after or 0.0, limit if late else left)
             pause = max(_BACKOFF.pause(calls, self._rng), named)
             if late or not self._rules.go_on:
                 left = pause
