@@ -186,7 +186,7 @@ class Batch:
             same = (lasting.c.route == route, lasting.c.firing == firing)
             db.execute(sa.update(lasting).where(*same).values(ended=1))
         for node, exempt in self._exempt.items():
-            its = (pending.c.held_by == "exempt", pending.c.node == node)
+            its = (pending.c.held_by.in_(("exempt", "silence")), pending.c.node == node)
             rows = db.execute(sa.select(pending.c.seq, pending.c.alert).where(*its)).all()
             alerts = ((seq, decode_alert(text)) for seq, text in rows)
             set_holds(

@@ -64,6 +64,8 @@ _MOST_DEAD_SHOWN = 50
 #: between two readings of the alerts that last. Two must find one to be over: its end may be late.
 _SETTLED = 900.0
 _ENDS_EVERY = 60.0
+#: Seconds after the start, within which the exemptions of nodes are known.
+_EXEMPTIONS_WITHIN = 60.0
 #: Seconds for which another replica, of another configuration, may yet send alerts on its routes.
 _OTHERS_ROUTES = 3600.0
 
@@ -327,7 +329,11 @@ class Notifier:
         if gone:
             log.warning("alerts for routes that are no longer configured", extra={"count": gone})
         held = await self._thread.run(self._outbox.held)
-        holds = {number: self._router.hold(alert, now) for number, alert in held}
+        unknown = AlertHold(now + _EXEMPTIONS_WITHIN, "exempt")  # until the node's are read
+        holds = {
+            number: self._router.hold(alert, now) or (unknown if alert.node else None)
+            for number, alert in held
+        }
         if holds:
             await self._thread.run(self._outbox.hold, holds)
         await self._read_outbox_state()

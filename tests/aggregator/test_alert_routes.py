@@ -191,6 +191,35 @@ async def test_a_silence_by_a_pool_or_a_rule_outlives_a_restart_before_which_nod
     story.outbox.close()
 
 
+async def test_an_exemption_outlives_a_silence_also_over_a_restart(tmp_path: Path) -> None:
+    silence = SilenceConfig(kinds=(K.CORDONED,), until=NOW + 70, reason="rack move")
+    settings = AlertSettings(receivers=(CHAT,), routes=(route(),), silences=(silence,))
+    story = Story(tmp_path, settings)
+    story.record(happened("away"))  # exempt for less time
+    story.clock.now = NOW + 80
+    store, clocks = FileStore(tmp_path / "outbox.db"), Clocks(story.clock, story.clock)
+    after = Notifier(store, settings, clocks=clocks, rng=random.Random(1))
+    await after._begin()
+    await after.close()
+    assert story.next() == pytest.approx(60), "whether the node is exempt is not known yet"
+    story.outbox.close()
+
+
+def test_an_exemption_that_people_prolong_outlives_a_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence = SilenceConfig(kinds=(K.CORDONED,), until=NOW + 70, reason="rack move")
+    routes = (route(receiver="am"),)
+    story = Story(tmp_path, AlertSettings(receivers=(MANAGER,), routes=routes, silences=(silence,)))
+    story.record(happened("away"))
+    monkeypatch.setitem(NODES, "away", NodeContext(exempt_until=NOW + 600))
+    story.record(happened("away", K.REQUESTED, NOW + 10))
+    story.clock.now = NOW + 80
+    found = of_type(story.next(), PendingDelivery)
+    assert [one["kind"] for one in json.loads(found.alerts)] == ["node.requested"]
+    story.outbox.close()
+
+
 def test_a_tenants_text_for_an_owner_makes_a_group_that_every_database_takes() -> None:
     [target] = router(route(group_by=("owner",)))._targets
     about = present(alert_of(happened("gpu-1")))
