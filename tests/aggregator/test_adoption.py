@@ -154,7 +154,9 @@ async def test_a_definition_made_anew_brings_back_ours_and_those_made_by_hand(
     replica = Replica(world, clock=clock)
     await seen(replica)
     world.person_creates("n2", SMOKE)
+    world.person_creates("misspelt", SMOKE)
     await until(lambda: phase_of(world, "n2") is Phase.DRAINED)
+    await until(lambda: phase_of(world, "misspelt") is Phase.INVALID)
     replica.agent("n1", ILL)
     await drained(world)
     world.person_stops("drill")  # the third is entered and not begun
@@ -171,6 +173,7 @@ async def test_a_definition_made_anew_brings_back_ours_and_those_made_by_hand(
         replica = Replica(world, clock=clock)
     wanted = {"n1", "n2"} if restarted else {"n1", "n2", "n3"}
     await until(lambda: wanted <= set(world.quarantines))
+    await until(lambda: restarted or "misspelt" in world.quarantines)
     world.person_stops("")
     replica.agent("n1", ILL)
     replica.agent("n2", snapshot())

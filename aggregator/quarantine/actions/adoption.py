@@ -89,7 +89,8 @@ class MarkAdopter:
             node_state.quarantine_view.unclaimed = UNCLAIMED if is_left else ""
             return
         await self._acts.place()  # paused since it was read: another replica continues
-        await self._acts.record_writer.enter_quarantine(node_state.node, spec)
+        if node is not None:  # a misspelt name by hand counts for no limit
+            await self._acts.record_writer.enter_quarantine(node_state.node, spec)
         spec = replace(spec, installation=self._acts.cluster.installation)
         quarantine = await self._acts.cluster.create_quarantine(
             node_state.node, spec, guard=self._acts.place
