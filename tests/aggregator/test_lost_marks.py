@@ -14,6 +14,7 @@ from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import (
     Action,
     ClusterError,
+    Conflict,
     MarksStatus,
     Node,
     Phase,
@@ -158,14 +159,15 @@ async def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_tol
     assert not world.nodes["n1"].unschedulable
 
 
-async def test_a_restore_whose_report_fails_counts_all_the_same() -> None:
+@pytest.mark.parametrize("error", [Unreachable("no answer"), Conflict("changed")])
+async def test_a_restore_whose_report_fails_counts_all_the_same(error: ClusterError) -> None:
     world, loses, patched = World(), False, False
 
     def fails(call: str) -> ClusterError | None:
         nonlocal patched
         lost = loses and patched and call == "write_quarantine_status"
         patched = call == "patch_node" or (patched and not lost)
-        return Unreachable("no answer") if lost else None
+        return error if lost else None
 
     replica = await drained(world, fails=fails)
     loses, patched = True, False

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.cluster.port import Conflict, GuardRefused, Node, Phase, Quarantine, Refused
+from aggregator.cluster.port import (
+    Conflict,
+    GuardRefused,
+    MarksStatus,
+    Node,
+    Phase,
+    Quarantine,
+    Refused,
+)
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.intent import OURS
@@ -44,6 +52,8 @@ class MarkRestorer:
             kind = EventKind.MARKS_RESTORED
             marked = describe_missing(before.missing, quarantine.status.applied)
             text = f"another tool or person has set them again: {marked}"
+            if before.restored_at >= before.since:  # ours, and the write after the patch has failed
+                text = self._set_again(before, marked)
         with self._acts.reporting(node_state, kind, text, details):
             await self._acts.write_status(node_state, quarantine, status)
 
@@ -76,9 +86,7 @@ class MarkRestorer:
         status = replace(in_force.status, marks=marks, applied=applied)
         if status.phase is Phase.CORDONED:
             status = replace(status, message=self._marked(node_state.node))
-        times = self.rules.restore_times
-        named = describe_missing(missing, status.applied)
-        text = f"set again, {marks.restored} of {times}: {named}"
+        text = self._set_again(marks, describe_missing(missing, status.applied))
         with self._acts.reporting(node_state, EventKind.MARKS_RESTORED, text):
             await self._acts.write_status(node_state, in_force, status)
 
@@ -94,6 +102,9 @@ class MarkRestorer:
             return True
         exempt = node_state.cluster.operator_requests.exempt(self._acts.clocks.earliest())
         return not node_state.cluster.maintained and not exempt
+
+    def _set_again(self, marks: MarksStatus, named: str) -> str:
+        return f"set again, {marks.restored} of {self.rules.restore_times}: {named}"
 
     def _marked(self, node: str) -> str:
         return self._acts.cluster.words.in_force.format(node=node)
