@@ -709,9 +709,12 @@ async def test_the_event_of_a_write_comes_once_also_where_it_fails(
         assert len(bench.kinds()) == events
 
 
-async def test_a_failed_write_hides_no_event_of_the_nodes_next_quarantine(bench: Bench) -> None:
-    for number in (1, 2):
-        bench.stands(made(uid=f"q{number}"))
+@pytest.mark.parametrize("later", [{"uid": "q2"}, {"version": "2"}])
+async def test_a_failed_write_hides_no_event_of_a_later_change(
+    bench: Bench, later: dict[str, Any]
+) -> None:
+    for number, changes in enumerate((dict[str, Any](), later), 1):
+        bench.stands(made(**changes))
         with (
             contextlib.suppress(Unreachable),
             bench.acts.reporting(bench.node_state, EventKind.REPAIR_EXHAUSTED, "x"),

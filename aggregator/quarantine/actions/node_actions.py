@@ -24,6 +24,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     Refused,
     Unreachable,
+    is_refusal,
 )
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
@@ -99,8 +100,9 @@ class NodeActions(NodeReports):
         #: A storm has thousands of refusals, all for the same reason.
         self._refusals = RateLimitedLog(_REFUSALS_EVERY)
         #: By node, the event that was emitted although its write has failed, with the uid of the
-        #: Quarantine, and when the write last failed.
-        self._emitted: Recent[str, tuple[tuple[EventKind, str], float]] = Recent()
+        #: Quarantine; its version, which a later one follows where it was stored; and when the
+        #: write last failed.
+        self._emitted: Recent[str, tuple[tuple[EventKind, str], str, float]] = Recent()
 
     def guard(
         self,
@@ -231,13 +233,15 @@ class NodeActions(NodeReports):
             yield
             return
         node, now, quarantine = node_state.node, self.clocks.now(), node_state.quarantine
-        event = kind, quarantine.uid if quarantine is not None else ""
-        known, at = self._emitted.get(node, (None, now))
-        is_emitted = known == event and now < at + _EMITTED_FOR
+        uid, version = (quarantine.uid, quarantine.version) if quarantine is not None else ("", "")
+        event = kind, uid
+        known, failed_at, at = self._emitted.get(node, (None, "", now))
+        is_same = known == event and failed_at in ("", version)
+        is_emitted = is_same and now < at + _EMITTED_FOR
         try:
             yield
-        except (Refused, Unreachable):
-            self._emitted[node] = event, now
+        except (Refused, Unreachable) as error:
+            self._emitted[node] = event, "" if is_refusal(error) else version, now
             if not is_emitted:
                 self.emit_event(node_state, kind, text, details)
             raise
