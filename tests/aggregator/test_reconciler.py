@@ -360,9 +360,12 @@ async def test_marks_without_an_object_come_before_words_that_are_over(
     assert await bench.next(quarantine=quarantine() if stands else None) == expected
 
 
-async def test_words_that_are_over_wait_for_a_release_that_is_under_way(bench: Bench) -> None:
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_words_that_are_over_wait_for_a_release(bench: Bench, *, deleting: bool) -> None:
     bench.node_state.cluster.ended_overrides = frozenset({WORD})
-    assert await bench.next(quarantine=quarantine(Phase.RELEASING)) == (True, [])
+    phase = Phase.DRAINED if deleting else Phase.RELEASING
+    found = await bench.next(quarantine=quarantine(phase, deleting=deleting))
+    assert found == (True, ["definition_is_going"] * deleting)
 
 
 @pytest.mark.parametrize(

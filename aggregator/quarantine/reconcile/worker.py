@@ -135,8 +135,10 @@ class NodeReads:
 def _has_ended_overrides(node_state: NodeState) -> bool:
     """Whether the node is to forget overrides that have ended; a release does so itself."""
     quarantine = node_state.quarantine
-    releasing = quarantine is not None and quarantine.status.phase is Phase.RELEASING
-    return bool(node_state.cluster.ended_overrides) and not releasing
+    ends = quarantine is not None and (
+        quarantine.deleting or quarantine.status.phase is Phase.RELEASING
+    )
+    return bool(node_state.cluster.ended_overrides) and not ends
 
 
 log = logging.getLogger("sickbay.quarantine")
