@@ -37,7 +37,7 @@ from aggregator.quarantine.decide.plans.marks import MarkStep
 from aggregator.quarantine.decide.plans.object import ObjectStep
 from aggregator.quarantine.decide.plans.operations import OperationStep
 from aggregator.quarantine.decide.plans.publish import PublishStep
-from aggregator.quarantine.decide.plans.release import ReleaseStep
+from aggregator.quarantine.decide.plans.release import RECOVERED, ReleaseStep
 from aggregator.quarantine.decide.plans.step import NextStep, Pause
 from aggregator.quarantine.reconcile import (
     admission,
@@ -604,6 +604,35 @@ async def test_a_bug_in_the_evaluation_or_a_read_again_ends_no_task(bench: Bench
     await bench.node_state.work.task
     assert (evaluating, sign.done()) == ([], True), "evidence is acknowledged once evaluated"
     assert not bench.node_state.work.evaluation_due
+
+
+@pytest.mark.parametrize(
+    ("step", "call"),
+    [
+        (NextStep(ReleaseStep.RELEASE, "deleted by a person", overruled=True), "release"),
+        (NextStep(ReleaseStep.UNDO), "undo"),
+        (None, "sweep"),
+        (NextStep(ReleaseStep.RELEASE, RECOVERED), ""),
+    ],
+)
+async def test_a_bug_in_the_evaluation_holds_up_no_release_except_by_recovery(
+    bench: Bench, step: NextStep | None, call: str
+) -> None:
+    def evaluate_node(_: NodeState) -> None:
+        raise ZeroDivisionError
+
+    def act() -> None:
+        bench.step = None
+        set_fields(bench.node_state, orphan="")
+
+    vars(bench)["evaluate_node"], bench.step = evaluate_node, step
+    bench.answers |= dict.fromkeys(("release", "undo", "sweep"), act)
+    found = {"quarantine": quarantine()} if step else {"orphan": "q"}
+    set_fields(bench.node_state, **found)
+    bench.queue.evaluate(bench.node_state)
+    await asyncio.sleep(60)
+    assert [one for one in bench.did if one in ("release", "undo", "sweep")] == [call] * bool(call)
+    bench.node_state.work.task.cancel()
 
 
 @pytest.mark.parametrize(

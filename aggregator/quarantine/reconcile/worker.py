@@ -28,7 +28,7 @@ from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.decide.admission import AdmissionStep
-from aggregator.quarantine.decide.plans.release import ReleaseStep
+from aggregator.quarantine.decide.plans.release import RECOVERED, ReleaseStep
 from aggregator.quarantine.decide.plans.step import WAIT, NextStep, Pause
 from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.reconcile.admission import AdmissionReconciler
@@ -182,7 +182,7 @@ class NodeWorker:
         while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.take_queued()
             try:
-                self._queue.evaluate_due(node_state)
+                self._evaluate(node_state)
                 done = await self._one_step(node_state)
                 if done:
                     self._settle_waiters(node_state)
@@ -288,7 +288,7 @@ class NodeWorker:
             return done
         finally:
             self._reads.take(node_state, before)
-            self._queue.evaluate_due(node_state)
+            self._evaluate(node_state)
 
     async def _next(self, node_state: NodeState) -> bool:
         done = await self._reads.begin(node_state)
@@ -330,7 +330,23 @@ class NodeWorker:
         self, node_state: NodeState, quarantine: Quarantine | None
     ) -> tuple[AdmissionReconciler | Reconciler | None, NextStep]:
         """The first reconciler that has a step, and the step; None: no step is left now."""
-        self._queue.evaluate_due(node_state)  # no step is planned on earlier evidence
+        self._evaluate(node_state)  # no step is planned on earlier evidence
+        return self._plan_as_known(node_state, quarantine)
+
+    def _evaluate(self, node_state: NodeState) -> None:
+        """Evaluate it where that is due. A bug there holds up no release except by recovery."""
+        try:
+            self._queue.evaluate_due(node_state)
+        except Exception:
+            if node_state.quarantine is None and node_state.quarantine_view.orphan:
+                return
+            _, step = self._plan_as_known(node_state, node_state.quarantine)
+            if not isinstance(step.do, ReleaseStep) or step.because == RECOVERED:
+                raise
+
+    def _plan_as_known(
+        self, node_state: NodeState, quarantine: Quarantine | None
+    ) -> tuple[AdmissionReconciler | Reconciler | None, NextStep]:
         if quarantine is None:
             step = self._admission.plan(node_state)
             return (None, WAIT) if step is None else (self._admission, step)
