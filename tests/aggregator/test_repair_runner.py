@@ -463,7 +463,7 @@ async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
     site.check()
 
 
-@pytest.mark.parametrize("call", ["create_operation", "write_operation"])
+@pytest.mark.parametrize("call", ["create_operation", "write_operation", "guard"])
 async def test_a_repair_whose_operation_is_refused_leaves_its_place_to_others(call: str) -> None:
     tries, refused = 0, True
 
@@ -472,10 +472,17 @@ async def test_a_repair_whose_operation_is_refused_leaves_its_place_to_others(ca
         tries += name == call
         return Refused("exceeded quota") if refused and name == call else None
 
+    async def refuse() -> None:
+        fails("guard")
+        if refused and parse_record(site.world.record.text).operations:
+            raise GuardRefused("the mode of the node's pool is observe now")
+
     site = Site()
     site.rules = {"attempts": 1}
-    site.start(fails=fails)
-    await site.settles(lambda: tries > 3)
+    acts = site.start(fails=fails).controller.parts.worker._reads.acts
+    if call == "guard":
+        vars(acts)["guard"] = lambda *_, **__: Guard(refuse)
+    await site.settles(lambda: tries > 9)
     assert not parse_record(site.world.record.text).operations
     refused = False
     await site.settles(lambda: site.shop.orders)

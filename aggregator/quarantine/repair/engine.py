@@ -150,16 +150,19 @@ class OperationEngine:
         attempt = await case.make(step)
         if attempt is None or not await self._reserve(case, attempt, step):
             return
-        await case.beginning_guard(attempt)()
         try:
+            await case.beginning_guard(attempt)()
             there = await self._open(case, attempt, step.because)
             await case.beginning_guard(attempt)()  # the object took its time
             await case.note_beginning(attempt)
             await self._operations.write_status(there, case.begun_status(attempt))
         except ClusterError as error:
-            if is_refusal(error) and not await self._has_begun(attempt):
+            refused = is_refusal(error)
+            over = refused or isinstance(error, GuardRefused)
+            if over and not await self._has_begun(attempt):
                 await self.record_writer.withdraw_operation(attempt.operation)  # others may begin
-                await case.hold(f"its operation is refused: {error}", step)
+                if refused:
+                    await case.hold(f"its operation is refused: {error}", step)
             raise
         self._sent[attempt.operation] = False
         case.begun(attempt, step.because)
