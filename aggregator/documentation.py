@@ -48,6 +48,7 @@ HOLDS = frozenset(
         "repair.idle_nodes.concurrent_percent",
         "repair.new_nodes.concurrent",
         "repair.pool_concurrent",
+        "repair.refused",
         "repair.window",
         "stale-mark",
         "stop",

@@ -484,6 +484,8 @@ async def test_a_repair_whose_operation_is_refused_leaves_its_place_to_others(ca
         vars(acts)["guard"] = lambda *_, **__: Guard(refuse)
     await site.settles(lambda: tries > 9)
     assert not parse_record(site.world.record.text).operations
+    told = [one.details.get("limit") for one in site.replica.notes.transitions]
+    assert told.count("repair.refused") == (call != "guard")
     refused = False
     await site.settles(lambda: site.shop.orders)
     site.check()

@@ -105,6 +105,10 @@ class OperationCase(Protocol):
     async def hold(self, why: str, step: NextOperation | None = None) -> None:
         """Show why it waits. ``step``: the one that does not begin."""
 
+    async def refused(self, why: str, step: NextOperation) -> None:
+        """The same of one whose object the cluster refuses."""
+        await self.hold(why, step)
+
     async def hold_by(
         self, held: Held, _attempt: RepairAttempt, step: NextOperation | None
     ) -> None:

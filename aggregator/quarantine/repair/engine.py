@@ -162,7 +162,7 @@ class OperationEngine:
             if over and not await self._has_begun(attempt):
                 await self.record_writer.withdraw_operation(attempt.operation)  # others may begin
                 if refused:
-                    await case.hold(f"its operation is refused: {error}", step)
+                    await case.refused(f"its operation is refused: {error}", step)
             raise
         self._sent[attempt.operation] = False
         case.begun(attempt, step.because)

@@ -79,6 +79,7 @@ from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_in_force
+from aggregator.runtime.recent import Recent
 
 T = TypeVar("T")
 
@@ -110,6 +111,8 @@ class RepairContext:
     status: RepairStatusWriter = field(init=False)
     tests: TestsBeforeRelease = field(init=False)
     operands: OperandPause = field(init=False)
+    #: By node, the repair whose operation the cluster refuses, with the quarantine's uid.
+    refused: Recent[str, tuple[str, str]] = field(init=False, factory=Recent)
 
     def __attrs_post_init__(self) -> None:
         mode = self.settings.rules.mode
@@ -412,6 +415,15 @@ class QuarantineCase(OperationCase):
         quarantine = self._state.quarantine or self._quarantine
         await self._of.status.hold(self._state, quarantine, why, step)
 
+    async def refused(self, why: str, step: NextOperation) -> None:
+        event = self._quarantine.uid, step.repair
+        if self._of.refused.get(self.node) != event:  # once, until one has begun
+            self._of.refused[self.node] = event
+            details = {"limit": "repair.refused", "value": step.repair}
+            text = f"{step.repair} does not begin, and is tried again: {why}"
+            self._of.acts.emit_event(self._state, EventKind.HELD, text, details)
+        await self.hold(why, step)
+
     async def hold_by(self, held: Held, attempt: RepairAttempt, step: NextOperation | None) -> None:
         await self.hold(held_text(attempt.repair, held), step)
 
@@ -420,6 +432,7 @@ class QuarantineCase(OperationCase):
         self._quarantine = await status.note_beginning(self._state, self._quarantine, attempt)
 
     def begun(self, attempt: RepairAttempt, because: str) -> None:
+        self._of.refused.pop(self.node, None)
         taken = self._of.status.take_begun(self._state, self._quarantine, attempt)
         self._quarantine = taken
         reply = f": {because}" if because else ""
