@@ -1,4 +1,4 @@
-"""The next step, over every combination of what it depends on."""
+"""The next step, over combinations of what it depends on."""
 
 import functools
 import itertools
@@ -81,8 +81,8 @@ def quarantines() -> Iterator[Quarantine | None]:
         yield Quarantine("n1", "q", "1", SPEC, status, deleting=deleting, unread="status: later")
 
 
-def situations(quarantine: Quarantine | None, every: int = 1) -> Iterator[Situation]:
-    """All combinations, or every nth of them."""
+def situations(quarantine: Quarantine | None, every: int) -> Iterator[Situation]:
+    """Every nth of all combinations."""
     requests = (
         None,
         wanted(Action.OBSERVE),
@@ -165,24 +165,11 @@ def test_only_ours_ends_when_its_node_stays_away_and_only_by_the_latest_read() -
                 assert after == before
 
 
-@pytest.mark.parametrize(
-    "quarantine",
-    [
-        pytest.param(
-            one,
-            id="none"
-            if one is None
-            else f"{one.status.phase}-{one.spec.requester}-{one.spec.action}"
-            f"{'-deleting' * one.deleting}{'-invalid' * bool(one.problem)}"
-            f"{'-unread' * bool(one.unread)}",
-        )
-        for one in quarantines()
-    ],
-)
-def test_every_situation_has_its_step(quarantine: Quarantine | None) -> None:
-    for now in situations(quarantine):
-        step = next_step(now)
-        check_rules(now, step)
+def test_every_situation_has_its_step() -> None:
+    """Each 17th combination: an odd number, so that all values of a few flags meet each other."""
+    for quarantine in quarantines():
+        for now in situations(quarantine, 17):
+            check_rules(now, next_step(now))
 
 
 def check_rules(now: Situation, step: NextStep) -> None:
