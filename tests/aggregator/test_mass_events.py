@@ -458,7 +458,7 @@ def test_a_thousand_faults_at_once_are_admitted_in_a_moment_where_the_limits_are
         assert spent < 20.0, spent  # some 1 s, most of it for the cluster and the evaluation
 
     raised = replace(SETTINGS, limits=replace(OPEN, concurrent=5_000), common=replace(UNSUSPECTING))
-    play(test, 3_000, raised)
+    play(test, 1_000, raised)
 
 
 @played_by(play, 150, WIDE)
