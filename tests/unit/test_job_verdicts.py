@@ -77,6 +77,16 @@ def test_all_else_is_no_verdict(
     assert why in answer.text
 
 
+def test_a_garbage_message_is_shown_in_part_and_harmless() -> None:
+    garbage = pod(1)
+    ended = garbage["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended["message"] = "\x1b[2J\u202e" + "<script>" * 3000 + "\nPASSED"
+    answer = present(verdict(FAILED, [garbage], "n1"))
+    assert answer.state is AnswerState.FAILED
+    assert answer.text.isprintable()
+    assert len(answer.text) < 400
+
+
 def test_a_pod_that_the_kubelet_ended_is_no_verdict() -> None:
     evicted = pod(1)
     evicted["status"]["reason"] = "Evicted"
