@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aggregator.cli.attempts import BUSY, attempt_answer
-from aggregator.cli.confirm import confirm, require_terminal
+from aggregator.cli.confirm import confirm_effect
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer, unwritten_exits
@@ -80,9 +80,6 @@ def _confirm(options: argparse.Namespace) -> None:
     if options.timeout is not None and (options.dry_run or not options.wait):
         given = "--dry-run" if options.dry_run else "--no-wait"
         raise UsageError(f"--timeout is about the wait for the verdict, and {given} does not wait")
-    confirms = not (options.yes or options.dry_run)
-    if confirms:
-        require_terminal("a test")
     with open_source(options) as source:
         known = node_answer(source, options.name)
         require_accepted(known, TEST)
@@ -97,10 +94,7 @@ def _confirm(options: argparse.Namespace) -> None:
         uid = known["quarantine"].get("uid", "") if in_quarantine else ""
         ident, spec = operation_of(options, TEST, uid, options.profile or "")
         with open_actions(options) as actions:
-            if confirms:
-                confirm(question)
-            else:
-                print(printable(question), file=sys.stderr)
+            confirm_effect(options, "a test", question)
             requested = actions.request_operation(ident, spec)
             if options.dry_run or not options.wait:
                 report(options, requested)

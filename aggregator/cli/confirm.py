@@ -1,10 +1,22 @@
 """A person's confirmation before an action that can't be undone."""
 
+import argparse
 import sys
 from typing import TextIO
 
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.text_table import printable
+
+
+def confirm_effect(options: argparse.Namespace, what: str, effect: str) -> None:
+    """Show the effect of an action, if it has one to confirm, and ask unless --yes or --dry-run
+    says otherwise. ``what``: the action, for a script that can't be asked.
+    """
+    if effect and (options.yes or options.dry_run):
+        print(printable(effect), file=sys.stderr)
+    elif effect:
+        require_terminal(what)
+        confirm(effect)
 
 
 def require_terminal(what: str, *, dry_run: bool = True, stdin: TextIO | None = None) -> None:

@@ -3,19 +3,18 @@
 import argparse
 import datetime as dt
 import secrets
-import sys
 from collections.abc import Iterator
 
 from aggregator.cli.actions import none_follows
 from aggregator.cli.attempts import BUSY
-from aggregator.cli.confirm import confirm, require_terminal
+from aggregator.cli.confirm import confirm_effect
 from aggregator.cli.errors import UsageError
 from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.read_commands import node_answer
 from aggregator.cli.render_nodes import repairs
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import open_source
-from aggregator.cli.text_table import clean, printable
+from aggregator.cli.text_table import clean
 from aggregator.cli.words import phase_of
 from aggregator.cli.write_commands import open_actions, report, this_user
 from aggregator.cluster.port import OperationSpec
@@ -77,9 +76,6 @@ def lines(answer: Answer, screen: Screen) -> Iterator[str]:
 
 def _confirm(options: argparse.Namespace, what: str) -> None:
     """``what``: the kind of repair; empty: the end of those that are open."""
-    confirms = not (options.yes or options.dry_run)
-    if confirms:
-        require_terminal("a repair" if what else "the end of a repair")
     with open_source(options) as source:
         known = node_answer(source, options.name)
     if what:
@@ -87,10 +83,7 @@ def _confirm(options: argparse.Namespace, what: str) -> None:
     text = effect(known, what)
     uid = (known["quarantine"] or {}).get("uid", "")
     with open_actions(options) as actions:
-        if confirms:
-            confirm(text)
-        else:
-            print(printable(text), file=sys.stderr)
+        confirm_effect(options, "a repair" if what else "the end of a repair", text)
         done = (
             actions.request_operation(*operation_of(options, what, uid))
             if what

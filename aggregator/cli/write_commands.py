@@ -4,7 +4,6 @@ import argparse
 import datetime as dt
 import getpass
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +18,7 @@ from aggregator.cli.actions import (
     unexempted,
     unpinned,
 )
-from aggregator.cli.confirm import confirm, require_terminal
+from aggregator.cli.confirm import confirm_effect
 from aggregator.cli.errors import UsageError
 from aggregator.cli.options import flags_of
 from aggregator.cli.source import mode_of, open_session
@@ -79,11 +78,7 @@ def release(options: argparse.Namespace) -> None:
     """An order that is open may meet the work that comes back, so this requires confirmation."""
     with open_actions(options) as actions:
         order = actions.open_order(options.name)
-        if order and not (options.yes or options.dry_run):
-            require_terminal("a release while an order is open")
-            confirm(order)
-        elif order:
-            print(printable(order), file=sys.stderr)
+        confirm_effect(options, "a release while an order is open", order)
         report(options, actions.release(options.name))
 
 
@@ -136,18 +131,12 @@ def quarantine(options: argparse.Namespace) -> None:
     who = _readable(options.requester) or this_user()
     action = Action(options.action)
     spec = manual_quarantine(action, _reason(options), who)
-    confirms = action is Action.DRAIN and not (options.yes or options.dry_run)
-    if confirms:
-        require_terminal("a drain")
     with open_actions(options) as actions:
         if action is Action.DRAIN:
-            warning = drain_warning(mode_of(options, options.name))
-            preview = "" if options.yes else actions.drain_preview(options.name)
-            shown = "\n".join(filter(None, (preview, warning)))
-            if confirms:
-                confirm(f"{shown}\nIts reason: {spec.reason}")
-            elif shown:
-                print(printable(shown), file=sys.stderr)
+            shown = [drain_warning(mode_of(options, options.name))]
+            if not options.yes:
+                shown = [actions.drain_preview(options.name), *shown, f"Its reason: {spec.reason}"]
+            confirm_effect(options, "a drain", "\n".join(filter(None, shown)))
         report(options, actions.quarantine(options.name, spec))
 
 
