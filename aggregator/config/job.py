@@ -1,6 +1,5 @@
 """A repairer's section ``job``: active tests as a Kubernetes Job on the quarantined node."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ from pydantic_core import InitErrorDetails
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import LabelKey, Namespace, refuse, shaped, show
 from aggregator.configfile.yaml_source import Key
-from aggregator.quarantine.decide.profiles import PROFILE
+from aggregator.quarantine.decide.profiles import Profile
 
 #: The container whose exit code is the verdict.
 CONTAINER = "test"
@@ -18,25 +17,12 @@ _OWN_PREFIXES = ("sickbay.dev/", "batch.kubernetes.io/")
 _HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]+)?"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 #: A reference as container runtimes parse it (distribution/reference, reference.go).
-_IMAGE = re.compile(
-    rf"({_HOST}/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?"
+_IMAGE = shaped(
+    rf"({_HOST}/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?",
+    'an image, "HOST/NAME:TAG" or "HOST/NAME@sha256:...", in small letters except the tag',
 )
 _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _NAME_EXPECTED = "small letters, digits, hyphens and dots"
-
-
-def _image(value: Any) -> Any:
-    if isinstance(value, str) and _IMAGE.fullmatch(value) is None:
-        expected = '"HOST/NAME:TAG" or "HOST/NAME@sha256:...", in small letters except the tag'
-        raise refuse(f"{show(value)} is no image", expected)
-    return value
-
-
-def _profiles(value: Any) -> Any:
-    for name in value if isinstance(value, dict) else ():
-        if PROFILE.fullmatch(name) is None:
-            raise refuse(f"has the profile {show(name)}", "letters, digits, hyphens, 64 at most")
-    return value
 
 
 def _gpus(value: Any) -> Any:
@@ -138,11 +124,9 @@ class JobSection(Section):
     """Of the Jobs of active tests. Nobody else should be able to create Jobs or pods there.
     docs/active-tests.md#by-a-job-in-kubernetes.
     """
-    image: Annotated[str, Field(min_length=1), BeforeValidator(_image)]
+    image: Annotated[str, _IMAGE]
     """With a digest, so that it is the image that was reviewed."""
-    profiles: Annotated[
-        Mapping[str, JobProfile], Field(min_length=1, strict=False), BeforeValidator(_profiles)
-    ]
+    profiles: Annotated[Mapping[Profile, JobProfile], Field(min_length=1, strict=False)]
     """By name, each with its ``command``: an argument list, no shell."""
     gpus: Annotated[
         Annotated[int, Field(ge=0, le=1024)] | Literal["all"], BeforeValidator(_gpus)

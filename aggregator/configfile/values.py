@@ -109,16 +109,6 @@ def is_loopback(value: str) -> bool:
         return False
 
 
-_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
-
-
-def host_name(value: object) -> str:
-    """A host's name, without scheme or port."""
-    if not isinstance(value, str) or _HOST.fullmatch(value) is None:
-        raise refuse(f"{show(value)} is no host's name", '"HOST", without scheme and port')
-    return value
-
-
 def tcp_address(value: object) -> str:
     """``host:port`` that others can connect to, or no text."""
     if value == "":
@@ -253,20 +243,6 @@ def rules_path(value: object, info: ValidationInfo) -> Path:
     return ordinary_path(value, info)
 
 
-_KEY = re.compile(
-    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-)
-
-
-def label_key(value: str) -> str:
-    """Text that can be the key of a label, taint, annotation or resource of Kubernetes, or empty
-    text. No node has another key, so a limit by it would never hold any node.
-    """
-    if value and _KEY.fullmatch(value) is None:
-        raise refuse(show(value), 'a key of Kubernetes, such as "topology.kubernetes.io/rack"')
-    return value
-
-
 _LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
 _SELECTOR = re.compile(rf"{_LABEL}(,{_LABEL})*")
 
@@ -344,9 +320,9 @@ class Shaped:
     pattern: str
     expected: str
 
-    def __call__(self, value: object) -> str:
-        """The text. Raises PydanticCustomError."""
-        if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
+    def __call__(self, value: object) -> object:
+        """The value; pydantic refuses another than a text. Raises PydanticCustomError."""
+        if isinstance(value, str) and re.fullmatch(self.pattern, value) is None:
             raise refuse(show(value), self.expected)
         return value
 
@@ -356,25 +332,27 @@ def shaped(pattern: str, expected: str) -> BeforeValidator:
     return BeforeValidator(Shaped(pattern, expected))
 
 
-_EMAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
-
-
-def email_address(value: object) -> str:
-    """An address of e-mail, without a name."""
-    if not isinstance(value, str) or len(value) > 254 or _EMAIL.fullmatch(value) is None:
-        raise refuse(f"{show(value)} is no e-mail address", '"NAME@HOST", without a display name')
-    return value
-
-
 Duration = Annotated[float, BeforeValidator(duration)]
 Percent = Annotated[float, BeforeValidator(percent)]
 #: A percentage above 0.
 Share = Annotated[Percent, Field(gt=0)]
 Address = Annotated[str, BeforeValidator(address)]
 TcpAddress = Annotated[str, BeforeValidator(tcp_address)]
-HostName = Annotated[str, BeforeValidator(host_name)]
+HostName = Annotated[
+    str,
+    shaped(
+        r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?",
+        'a host\'s name, "HOST", without scheme and port',
+    ),
+]
 HttpUrl = Annotated[str, BeforeValidator(http_url)]
-EmailAddress = Annotated[str, BeforeValidator(email_address)]
+EmailAddress = Annotated[
+    str,
+    shaped(
+        r"(?=.{1,254}$)[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*",
+        'an e-mail address, "NAME@HOST", without a display name',
+    ),
+]
 PageUrl = Annotated[str, BeforeValidator(page_url)]
 DocumentationUrl = Annotated[str, BeforeValidator(documentation_url)]
 OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
@@ -395,7 +373,15 @@ SharedDatabaseUrl = Annotated[str, BeforeValidator(shared_database_url)]
 NamespacePattern = Annotated[
     str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')
 ]
-LabelKey = Annotated[str, AfterValidator(label_key)]
+#: Of a label, taint, annotation or resource of Kubernetes, or empty. No node has another key, so a
+#: limit by it would never hold any node.
+LabelKey = Annotated[
+    str,
+    shaped(
+        r"(([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
+        'a key of Kubernetes, such as "topology.kubernetes.io/rack"',
+    ),
+]
 LabelKeys = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
 NodeLabels = Annotated[
     tuple[

@@ -219,7 +219,10 @@ def read_section(
         return TypeAdapter(kind).validate_python(value, context=context), []
     except ValidationError as error:
         return None, [
-            document.problem((*key, *details["loc"]), _words(kind, details))  # type: ignore[arg-type]
+            document.problem(
+                (*key, *(part for part in details["loc"] if part != "[key]")),
+                _words(kind, details),  # type: ignore[arg-type]
+            )
             for details in _causes(error)
         ]
 

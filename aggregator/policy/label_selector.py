@@ -4,7 +4,6 @@ All requirements of a selector must hold. A node without the key meets `NotIn` a
 a selector without requirements selects every node.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -12,17 +11,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from aggregator.configfile.section import SectionDataclass
-from aggregator.configfile.values import LabelKey, refuse, show
+from aggregator.configfile.values import LabelKey, refuse, shaped
 
 #: Requirements of one selector, and values of one requirement, at most.
 MOST_REQUIREMENTS, MOST_VALUES = 32, 256
-_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
-
-
-def _label_value(value: str) -> str:
-    if _VALUE.fullmatch(value) is None:
-        raise refuse(show(value), "the value of a label: 63 letters, digits, '-', '_', '.' at most")
-    return value
 
 
 def _label_name(value: str) -> str:
@@ -32,7 +24,13 @@ def _label_name(value: str) -> str:
 
 
 LabelName = Annotated[LabelKey, AfterValidator(_label_name)]
-LabelValue = Annotated[str, AfterValidator(_label_value)]
+LabelValue = Annotated[
+    str,
+    shaped(
+        r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
+        "the value of a label: 63 letters, digits, '-', '_', '.' at most",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ _FORMS: Mapping[Callable[..., object], JsonSchemaValue] = {
     values.percent: {"type": "string", "pattern": PERCENT, "examples": ["5%"]},
     values.address: {"type": "string", "examples": ["HOST:PORT", "unix:/PATH"]},
     values.tcp_address: {"type": "string", "examples": ["HOST:PORT"]},
-    values.host_name: _TEXT,
     values.http_url: {"type": "string", "pattern": "^https?://"},
     values.page_url: {"type": "string", "pattern": "^(https?://.*)?$"},
     values.documentation_url: {"type": "string", "pattern": "^(https?://.*)?$"},
@@ -34,7 +33,6 @@ _FORMS: Mapping[Callable[..., object], JsonSchemaValue] = {
     values.ordinary_path: {"type": "string", "minLength": 1},
     values.maybe_path: _TEXT,
     values.rules_path: {"type": "string", "minLength": 1},
-    values.email_address: {"type": "string", "format": "email"},
     values.selector: {"type": "string", "examples": ["app=trainer,team=a"]},
     alerts.moment: {"type": "string", "examples": ["2026-12-01T08:00:00Z"]},
 }

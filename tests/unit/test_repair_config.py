@@ -240,10 +240,10 @@ JOB = (
     [
         ({"namespace": "sickbay"}, '"sickbay" is sickbay\'s own, whose secrets such a Job could'),
         ({"namespace": "kube-system"}, '"kube-system" is Kubernetes\' own; expected a namespace'),
-        ({"image": "https://x/y"}, 'is no image; expected "HOST/NAME:TAG" or "HOST/NAME@sha256'),
-        ({"image": "registry.example/Tests"}, "is no image"),
-        ({"image": "tests:a:b"}, "is no image"),
-        ({"image": "tests@sha256:0123"}, "is no image"),
+        ({"image": "https://x/y"}, 'expected an image, "HOST/NAME:TAG" or "HOST/NAME@sha256'),
+        ({"image": "registry.example/Tests"}, "expected an image"),
+        ({"image": "tests:a:b"}, "expected an image"),
+        ({"image": "tests@sha256:0123"}, "expected an image"),
         ({"more": ", args: [b]"}, "profiles.q.args: unknown key; expected one of command"),
     ],
 )

@@ -115,7 +115,7 @@ def test_only_a_job_with_all_gpus_tests_a_node_in_service(
         (job(image='""'), "job.image: "),
         (job(profiles="{}"), "job.profiles: is empty; expected at least one entry"),
         (job(profiles="[quick]"), "job.profiles: a list; expected a section: keys, indented"),
-        (job(profiles="{A/b: {command: [a]}}"), 'job.profiles: has the profile "A/b"; expected'),
+        (job(profiles="{A/b: {command: [a]}}"), 'job.profiles.A/b: "A/b"; expected the name'),
         (job(profiles="{quick: {command: []}}"), "job.profiles.quick.command: is empty; expected"),
         (job(profiles="{quick: {command: a}}"), "job.profiles.quick.command: "),
         (job(gpus="-1"), 'job.gpus: -1; expected a number of GPUs from 0 to 1024, or "all"'),
