@@ -45,7 +45,6 @@ from aggregator.quarantine.reconcile.reconciler import Reconciler
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.work_queue import NodeEvaluator, WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeWorker
-from aggregator.quarantine.repair.node_test_reports import NodeTestReports
 from aggregator.quarantine.repair.quarantine_case import RepairContext
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
@@ -145,7 +144,6 @@ def _make_acts(assembler: Assembler, settings: Settings) -> None:
     assembler.make(RepairStartChecks, test_namespace=test_pods)
     assembler.make(RepairContext, pool_label=settings.limits.pool_label)
     assembler.give(assembler.make(RepairRunner), OpenOrders)
-    assembler.make(NodeTestReports, record=assembler.make(OwnEvidence).record)
 
 
 def _reconcilers(assembler: Assembler, rules: ReconcilerRules) -> tuple[Reconciler, ...]:

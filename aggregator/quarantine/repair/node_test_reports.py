@@ -2,14 +2,14 @@
 condition, and evidence that a node has failed, in the aggregator's own name.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from collections.abc import Set as AbstractSet
 
 from attrs import define, field
 
 from aggregator.cluster.port import Guard, RepairState
 from aggregator.events import EventKind, EventSink, Transition
-from aggregator.health.model import Component
+from aggregator.quarantine.correlation.measurements import NodeEvidence
 from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     has_passed,
@@ -48,7 +48,7 @@ class NodeTestReports:
     _shared: NodeTestContext
     _event_sink: EventSink
     #: Gives a node evidence in our own name.
-    _record: Callable[[str, Component], object]
+    _evidence: NodeEvidence
     #: The nodes that are shown as new ones.
     _untested: AbstractSet[str] = field(init=False, factory=frozenset)
 
@@ -162,7 +162,7 @@ class NodeTestReports:
         if not has_failed(test, boot_of(node_state), status, tainted=tainted):
             test = None
         if in_force is (test is None):
-            self._record(name, failure_evidence(test, self._shared.clocks.now()))
+            self._evidence.record(name, failure_evidence(test, self._shared.clocks.now()))
 
     async def end_evidence_except(self, names: Container[str]) -> None:
         """Emit for each other node that a failed test is over, perhaps one of an earlier
