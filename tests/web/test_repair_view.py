@@ -272,7 +272,7 @@ async def test_the_page_the_api_and_the_command_tell_of_the_periodic_test_of_an_
 
 async def test_a_node_that_was_tested_long_ago_is_shown_by_its_last_test() -> None:
     fleet = fleet_with_new_nodes()
-    fleet.last_tests = {"node-7": replace(TESTED, operation="uid-7-b-2-test")}
+    fleet.last_test = {"node-7": replace(TESTED, operation="uid-7-b-2-test")}.get
     async with serving(fleet, HANDS.clocks()) as served:
         shown = (await served.json("/api/v1/nodes/node-7"))["new_node"]
         other = (await served.json("/api/v1/nodes/node-8"))["new_node"]

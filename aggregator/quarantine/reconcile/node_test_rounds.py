@@ -46,7 +46,7 @@ class NodeTestRounds:
         self._shared, self._store = self.reconciler.shared, self.reconciler.checks.store
         self._nodes, self._reports = self._shared.nodes, self.reconciler.reports
         self._idle_choice = IdleNodeChoice(shared=self._shared, checks=self.reconciler.checks)
-        self._shared.registry.fleet.last_tests = self._shared.last
+        self._shared.registry.fleet.last_test = self.reconciler.checks.last_test
 
     async def run(self) -> None:
         """For ever. The list of all nodes has a task of its own, since it may take long."""
@@ -130,8 +130,6 @@ class NodeTestRounds:
         uids = {self._nodes[name].uid for name in newer}
         self._seen = known | uids | {one.uid for one in found.values()}
         reserved = self._shared.record_writer.record.node_tests.keys()
-        for name in self._shared.last.keys() - newer:
-            del self._shared.last[name]
         for name in found.keys() | tested:
             self._take_listed(name, found.get(name), reserved)
         for name in reserved - self._nodes.keys():  # for example of a Node that is gone
@@ -155,16 +153,12 @@ class NodeTestRounds:
         uid = one.uid if one is not None else self._shared.registry.uid_of(name)
         tainted, shown = (one.tainted, one.condition) if one is not None else (False, None)
         test, problem = self._store.last(name, uid)
-        if test is not None:
-            self._shared.last[name] = test
         if not (problem or self._store.lost(name, uid) or self._stays(name, one, test)):
             if name not in reserved:
                 self._drop(name)
             return
-        known = self._nodes.get(name)
-        if known is None:
-            self._nodes[name] = WatchedNode(uid, tainted, test, problem=problem, shown=shown)
-        elif not known.is_running and not known.chosen:
+        known = self._nodes.setdefault(name, WatchedNode(uid, tainted))
+        if not known.is_running and not known.chosen:
             known.uid, known.tainted, known.test = uid, tainted, test
             known.problem, known.shown = problem, shown
 
@@ -222,7 +216,7 @@ class NodeTestRounds:
         observes = self._shared.settings.rules.mode is RepairMode.OBSERVE
         if self._seen is None or observes or self._shared.record_writer.switch.reason:
             return
-        for due in await self._idle_choice.choose_due(idle, self._nodes, self._shared.last):
+        for due in await self._idle_choice.choose_due(idle, self._nodes):
             watched = self._nodes.setdefault(due.node, WatchedNode(due.uid, tainted=False))
             if not watched.is_running:
                 watched.chosen, watched.poll_at = True, float("-inf")

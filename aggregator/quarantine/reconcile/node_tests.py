@@ -132,8 +132,6 @@ class NodeTestReconciler:
         finally:
             watched.is_running = watched.chosen = False
             self._running -= 1
-        if watched.test is not None:
-            self.shared.last[name] = watched.test
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
         """The page shows what the cluster refuses, or why a test can't be read, and so does
@@ -162,7 +160,7 @@ class NodeTestReconciler:
         if node is None:
             await self._forget_leftover(name)
             watched.test = None
-            self.shared.forget(name)
+            self.shared.nodes.pop(name, None)
             return True
         self.checks.take_read(watched, node)
         if watched.problem:

@@ -6,7 +6,6 @@ from attrs import define, field
 
 from aggregator.quarantine.decide.admission_record import IDLE_TEST
 from aggregator.quarantine.decide.idle_nodes import IdleCandidate, IdleNodeRules, choose, waits_for
-from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_state import POLL_EVERY, NodeTestContext, WatchedNode
 from aggregator.quarantine.state.node import NodeState
@@ -34,12 +33,9 @@ class IdleNodeChoice:
         self._again = {name: at for name, at in self._again.items() if now < at}
 
     async def choose_due(
-        self, idle: IdleNodeRules, watched: Mapping[str, WatchedNode], tests: Mapping[str, NodeTest]
+        self, idle: IdleNodeRules, watched: Mapping[str, WatchedNode]
     ) -> list[IdleCandidate]:
-        """The nodes whose periodic test is due, as many as the fleet's limit has room for.
-
-        ``tests``: the last test of each node that has one.
-        """
+        """The nodes whose periodic test is due, as many as the fleet's limit has room for."""
         now = self._shared.clocks.now()
         if now < self._choose_at:
             return []
@@ -55,7 +51,7 @@ class IdleNodeChoice:
         pause, earliest = self._shared.settings.rules.test_pause, self._shared.clocks.earliest()
         async for node_state in self._shared.registry.by_slices():
             name = node_state.node
-            test = tests.get(name)
+            test = self._checks.last_test(name)
             if waits_for(test, idle, pause=pause, now=earliest):  # nearly all, so it is first
                 continue
             if now < self._again.get(name, now) or not self._is_free(node_state, watched.get(name)):

@@ -45,6 +45,10 @@ class NodeTestChecks:
     def __attrs_post_init__(self) -> None:
         self.store = NodeTestStore(self.shared.cluster.operations)
 
+    def last_test(self, name: str) -> NodeTest | None:
+        """The last test of the node, if it can be read: by its Operations as last seen."""
+        return self.store.last(name, self.shared.registry.uid_of(name))[0]
+
     def is_fresh(self, name: str) -> bool:
         """Whether the node's agent reports to us."""
         node_state = self.shared.registry.known(name)

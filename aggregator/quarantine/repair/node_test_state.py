@@ -20,9 +20,7 @@ _BACKOFF = Backoff(first=POLL_EVERY, most=300.0)
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeTestContext:
-    """What the parts share: ``nodes`` are those that have a test, or need one, and ``last`` is the
-    last test of each node that has one, as of the last list or of its end since.
-    """
+    """What the parts share. ``nodes`` are those that have a test, or need one."""
 
     cluster: Cluster
     engine: OperationEngine
@@ -30,7 +28,6 @@ class NodeTestContext:
     settings: RepairSettings
     registry: NodeRegistry
     nodes: dict[str, "WatchedNode"] = field(init=False, factory=dict)
-    last: dict[str, NodeTest] = field(init=False, factory=dict)
     #: The nodes that need no look any more, in this process.
     done: set[str] = field(init=False, factory=set)
 
@@ -50,11 +47,6 @@ class NodeTestContext:
     def time_of(self, test: NodeTest) -> float:
         """The time by the clock that began the test."""
         return self.record_writer.times.time_of(test.operation, test.began_at)
-
-    def forget(self, name: str) -> None:
-        """There is no such Node any more."""
-        self.nodes.pop(name, None)
-        self.last.pop(name, None)
 
 
 @dataclass(slots=True)

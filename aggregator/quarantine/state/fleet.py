@@ -5,7 +5,7 @@ It can be lost: snapshots, Quarantine objects and the record bring all of it bac
 
 import asyncio
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
@@ -352,8 +352,8 @@ class FleetState:
     node_summaries: dict[str, NodeSummary] = field(default_factory=dict)
     #: The nodes of this replica with a startup taint, and those whose test is under way.
     node_tests: Mapping[str, NodeTestView] = field(default_factory=dict)
-    #: The last test of each node that was tested in no quarantine, as of some minutes ago.
-    last_tests: Mapping[str, NodeTest] = field(default_factory=dict)
+    #: Gives the last test of a node in no quarantine; None: it has had none.
+    last_test: Callable[[str], NodeTest | None] = lambda _node: None
     mode: str = "observe"
     how: str = ""  # flags that a command of `sickbay` needs to act here; begins with a space
     words: ClusterWords = KUBERNETES  # those of the cluster, for people
@@ -381,7 +381,7 @@ class FleetState:
 
     def test_of(self, node: str) -> NodeTestView | None:
         """The last test of the node in no quarantine, or the one that it needs."""
-        found, last = self.node_tests.get(node), self.last_tests.get(node)
+        found, last = self.node_tests.get(node), self.last_test(node)
         return found or (NodeTestView(last, tainted=False) if last is not None else None)
 
     def pool_of(self, summary: NodeSummary | None) -> str:
