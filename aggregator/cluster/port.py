@@ -374,7 +374,7 @@ class ObjectCondition:
         return now
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: `NodeTest` has a second base, and Python allows one with
 class NodeTestStatus:
     """The part of a test of a node in no quarantine: what is known of the node by it, and by those
     before it.

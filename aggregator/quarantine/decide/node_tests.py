@@ -52,11 +52,11 @@ _AGENT_NOT_READY = "/agent-not-ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTest(RepairAttempt):
+class NodeTest(NodeTestStatus, RepairAttempt):
     """The last test of a node: the newest Operation of such a test of the Node. ``number`` counts
     the tests of the Node.
 
-    The other fields are those of `NodeTestStatus`. ``reason`` is `IDLE` for the test of a node in
+    ``reason`` is `IDLE` for the test of a node in
     service, periodic or by a person's request. Such a test without a verdict leaves what was known:
     ``verdict_at``, ``failed``, ``failed_boot``. With ``passed`` the state, the message and the end
     are those of that pass. ``ends_as``: also how it ends once the startup taint is removed.
@@ -64,15 +64,6 @@ class NodeTest(RepairAttempt):
 
     repair: str = TEST
     number: int
-    reason: str = ""
-    boot_after: str = ""
-    inconclusive: int = 0
-    quarantined: bool = False
-    verdict_at: float = 0.0
-    failed: str = ""
-    failed_boot: str = ""
-    passed: str = ""
-    passed_at: float = 0.0
 
     @property
     def is_busy(self) -> bool:
