@@ -12,7 +12,7 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.adoption import OpenOrders
 from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.release import ReleaseHook
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter, CauseCount
+from aggregator.quarantine.admission.record_writer import CauseCount
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
@@ -94,7 +94,7 @@ def build_controller(
     assembler.give(NodePools(pools, registry, policy))
     _make_sinks(assembler, event_sink, settings)
     assembler.make(StopSwitch, may_act=may_act)
-    _make_state(assembler, settings, policy)
+    _make_state(assembler, settings)
     _make_acts(assembler, settings)
     assembler.make(
         AgentEventHandler,
@@ -120,10 +120,9 @@ def _make_sinks(assembler: Assembler, event_sink: EventSink, settings: Settings)
     assembler.give(assembler.make(EvictionMemory, sink=sink, fabrics_of=fabrics_of), EventSink)
 
 
-def _make_state(assembler: Assembler, settings: Settings, policy: Policy) -> None:
+def _make_state(assembler: Assembler, settings: Settings) -> None:
     """The record, the queue, and what correlates nodes."""
     assembler.give(assembler.make(CommonCauseTracker), CauseCount)
-    assembler.make(AdmissionRecordWriter, policy_hash=policy.hash)
     assembler.give(assembler.make(WorkQueue), Evaluations)
     assembler.make(NetworkTracker, labels=settings.common.domain_labels)
     assembler.give(assembler.make(OwnEvidence), NodeEvidence)

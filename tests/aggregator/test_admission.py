@@ -52,14 +52,14 @@ def entry(node: str, pool: str = "", incident: str = "i") -> Entry:
 
 
 def standing(*nodes: str, pool: str = "") -> Record:
-    return Record().enter([entry(node, pool) for node in nodes], "hash")
+    return Record().enter([entry(node, pool) for node in nodes])
 
 
 def ask(
     record: Record, limits: Limits, size: FleetSize, *nodes: str, pool: str = "", stop: str = ""
 ) -> Outcome:
     proposals = [proposal(node, pool) for node in nodes]
-    return AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(proposals, "hash")
+    return AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(proposals)
 
 
 names = st.integers(0, 30).map(lambda number: f"n{number}")
@@ -70,7 +70,7 @@ cooldowns = st.dictionaries(
     st.builds(Cooldown, st.floats(-2_000, 2_000), st.text(max_size=20)),
 )
 records = st.builds(
-    lambda entries, cooling: replace(Record().enter(entries, "old"), cooldowns=cooling),
+    lambda entries, cooling: replace(Record().enter(entries), cooldowns=cooling),
     st.lists(st.builds(entry, names, pools, st.sampled_from(["i", ""])), max_size=12),
     cooldowns,
 )
@@ -114,7 +114,7 @@ def small(share: int, limits: Limits, of: int, nodes: int) -> int:
 def test_no_order_of_proposals_passes_a_limit(
     record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
 ) -> None:
-    outcome = AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(asked, "new")
+    outcome = AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(asked)
     before, after = record.entries, outcome.record.entries
     # Every node has an answer, and only one.
     assert outcome.admitted | set(outcome.held) == {one.node for one in asked}
@@ -147,8 +147,8 @@ def test_no_order_of_proposals_passes_a_limit(
 def test_asking_again_changes_nothing(
     record: Record, asked: list[Proposal], limits: Limits, size: FleetSize
 ) -> None:
-    once = AdmissionBatch(record, limits, size, now=5.0).admit(asked, "h")
-    twice = AdmissionBatch(once.record, limits, size, now=5.0).admit(asked, "h")
+    once = AdmissionBatch(record, limits, size, now=5.0).admit(asked)
+    twice = AdmissionBatch(once.record, limits, size, now=5.0).admit(asked)
     assert twice.record == once.record
     assert twice.admitted == once.admitted
     assert twice.held.keys() == once.held.keys()
@@ -158,7 +158,7 @@ def test_asking_again_changes_nothing(
 def test_what_holds_a_proposal_is_named_with_its_value(
     record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
 ) -> None:
-    outcome = AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(asked, "h")
+    outcome = AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(asked)
     values = {
         "stop": stop,
         "limits.concurrent": str(limits.concurrent),
@@ -189,8 +189,8 @@ def test_a_query_for_a_node_in_quarantine_holds_no_other_node() -> None:
     batch = AdmissionBatch(standing("n1"), OPEN, FleetSize(9, 9), now=5.0, causes={"driver": cause})
     assert present(batch.escalation_hold(explained)).cause == "driver"
     assert present(batch.repair_hold(explained)).cause == "driver"
-    assert batch.admit([proposal("n2")], "hash").admitted == {"n2"}
-    held = batch.admit([replace(explained, node="n3"), proposal("n4")], "hash").held
+    assert batch.admit([proposal("n2")]).admitted == {"n2"}
+    held = batch.admit([replace(explained, node="n3"), proposal("n4")]).held
     assert [held[node].limit for node in ("n3", "n4")] == [cause.limit, "limits.cooldown"]
 
 
@@ -230,7 +230,7 @@ def test_a_node_that_is_asked_for_again_and_then_admitted_is_not_held_as_well() 
     limits = replace(OPEN, pool_label="pool", pool_percent=100)
     size = FleetSize(10, 10, {"b": 10})
     twice = [proposal("n1", "a"), proposal("n1", "b")]
-    outcome = AdmissionBatch(Record(), limits, size, now=5.0).admit(twice, "h")
+    outcome = AdmissionBatch(Record(), limits, size, now=5.0).admit(twice)
     assert outcome.admitted == {"n1"}
     assert outcome.held == {}
 
@@ -248,9 +248,7 @@ def test_a_pool_counts_what_stands_without_an_entry_and_not_what_is_absent() -> 
 
     def of_pool(size: FleetSize, **unrecorded: str) -> Outcome:
         asked = [proposal("n8", "a"), proposal("n9", "a")]
-        return AdmissionBatch(record, limits, size, now=5.0, unrecorded=unrecorded).admit(
-            asked, "h"
-        )
+        return AdmissionBatch(record, limits, size, now=5.0, unrecorded=unrecorded).admit(asked)
 
     assert of_pool(size).admitted == {"n8"}
     assert of_pool(size, n3="a").admitted == set()
@@ -260,10 +258,10 @@ def test_a_pool_counts_what_stands_without_an_entry_and_not_what_is_absent() -> 
     assert of_pool(absent, n3="a").admitted == {"n8"}
     # Absent nodes of other pools, without an entry, or without a Quarantine have no effect.
     assert of_pool(replace(size, absent=frozenset({"n3", "n7"})), n3="a").admitted == {"n8"}
-    others = standing("n1", pool="b").enter([entry("n2", "a"), entry("n3", "a")], "h")
+    others = standing("n1", pool="b").enter([entry("n2", "a"), entry("n3", "a")])
     gone = replace(size, absent=frozenset({"n1"}))
     asked = [proposal("n8", "a"), proposal("n9", "a")]
-    found = AdmissionBatch(others, limits, gone, now=5.0).admit(asked, "h")
+    found = AdmissionBatch(others, limits, gone, now=5.0).admit(asked)
     assert found.admitted == {"n8"}
 
 
@@ -274,7 +272,7 @@ def test_the_fleets_limit_counts_what_stands_without_an_entry_and_not_what_is_ab
         size = FleetSize(100, 100, absent=frozenset(absent))
         return (
             AdmissionBatch(record, limits, size, now=5.0, unrecorded=unrecorded)
-            .admit([proposal("n7"), proposal("n8"), proposal("n9")], "h")
+            .admit([proposal("n7"), proposal("n8"), proposal("n9")])
             .admitted
         )
 
@@ -295,7 +293,7 @@ def test_nothing_is_admitted_for_a_quarter_of_a_minute_after_a_record_was_rebuil
     record = replace(Record(), rebuilt=Rebuilt(1000.0, "was deleted", "uid"))
     hold = settling(record, at)
     assert (hold is not None) == held
-    outcome = AdmissionBatch(record, OPEN, FleetSize(9, 9), now=at).admit([proposal("n1")], "h")
+    outcome = AdmissionBatch(record, OPEN, FleetSize(9, 9), now=at).admit([proposal("n1")])
     assert dict(outcome.held) == ({"n1": hold} if held else {})
     if hold is not None:
         assert (hold.limit, hold.value) == ("record", "rebuilt")
@@ -315,7 +313,7 @@ def at(
     causes: dict[str, OpenCause] | None = None,
 ) -> Outcome:
     size = size or FleetSize(100, 100)
-    return AdmissionBatch(record, limits, size, now=now, causes=causes).admit(proposals, "h")
+    return AdmissionBatch(record, limits, size, now=now, causes=causes).admit(proposals)
 
 
 def many(count: int, first: int = 0) -> list[Proposal]:
@@ -684,7 +682,7 @@ def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
     record: Record, entries: list[Entry]
 ) -> None:
     late = [msgspec.structs.replace(one, at=99.0) for one in entries]
-    after = record.enter(late, "h")
+    after = record.enter(late)
     for name, known in record.entries.items():
         assert after.entries[name].at == known.at
     assert len(after.admissions) - len(record.admissions) == len(after.entries) - len(
@@ -699,18 +697,18 @@ def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
         ("[]", "not as sickbay writes it"),
         ("nonsense", "JSON is malformed: .*byte 4"),
         ('{"entries": [],\n "admissions": [],,', "JSON is malformed: .*byte 34"),
-        ('{"entries": [], "admissions": [[NaN, ""]], "policy_hash": ""}', "JSON is malformed"),
-        ('{"entries": [], "admissions": [[1e999, ""]], "policy_hash": ""}', "out of range"),
-        (r'{"entries": [], "admissions": [], "policy_hash": "\udc00"}', "surrogate"),
+        ('{"entries": [], "admissions": [[NaN, ""]]}', "JSON is malformed"),
+        ('{"entries": [], "admissions": [[1e999, ""]]}', "out of range"),
+        (r'{"entries": [], "admissions": [[1, "\udc00"]]}', "surrogate"),
         ("null", "not as sickbay writes it"),
-        ('{"entries": [], "admissions": 3, "policy_hash": ""}', "not as sickbay writes it"),
-        ('{"entries": [{}], "admissions": [], "policy_hash": ""}', "'node' is missing in it"),
+        ('{"entries": [], "admissions": 3}', "not as sickbay writes it"),
+        ('{"entries": [{}], "admissions": []}', "'node' is missing in it"),
         (
-            '{"entries": [{"node": "n1"}], "admissions": [], "policy_hash": ""}',
+            '{"entries": [{"node": "n1"}], "admissions": []}',
             "missing required field `incident`",
         ),
         (
-            '{"entries": {"n1": {}}, "admissions": [], "policy_hash": ""}',
+            '{"entries": {"n1": {}}, "admissions": []}',
             "not as sickbay writes it",
         ),
     ],
@@ -724,7 +722,7 @@ def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(
 
 def test_a_record_from_before_there_were_cooldowns_is_read() -> None:
     text = '{"entries": [], "admissions": [[1.5, ""]], "policy_hash": "h"}'
-    assert parse_record(text) == Record({}, ((1.5, ""),), "h")
+    assert parse_record(text) == Record({}, ((1.5, ""),))
 
 
 def test_a_record_stays_small_whatever_happens() -> None:
@@ -736,7 +734,7 @@ def test_a_record_stays_small_whatever_happens() -> None:
     for number in range(2 * MOST_ADMISSIONS // 1000):
         made = (entry(f"n{number}-{n}") for n in range(1000))
         entries = [msgspec.structs.replace(one, at=1.7e9 + n / 7) for n, one in enumerate(made)]
-        record = record.enter(entries, "h").forget_nodes(entries)
+        record = record.enter(entries).forget_nodes(entries)
     assert len(record.admissions) == MOST_ADMISSIONS
     assert len(dump_record(record).encode()) < 200 * 1024
 

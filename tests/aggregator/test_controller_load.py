@@ -377,7 +377,6 @@ async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -
     record_writer = record_writer_of(
         MemoryCluster(world, fails=count),
         limits=OPEN,
-        policy_hash="p",
         size=lambda: FleetSize(10, 10),
         wall=lambda: 1000.0,
     )
@@ -405,7 +404,7 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
             written = await super().write_record(text, version, guard=guard)
             assert record_writer.seen(written)
             if "n1" in text and "n2" not in text:
-                other = parse_record(text).enter([Entry("n2", "i", "", "drain", 9.0)], "p")
+                other = parse_record(text).enter([Entry("n2", "i", "", "drain", 9.0)])
                 other = replace(other, generation=other.generation + 1)
                 assert record_writer.seen(
                     await super().write_record(dump_record(other), written.version, guard=UNGUARDED)
@@ -415,7 +414,6 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
     record_writer = record_writer_of(
         Early(world),
         limits=OPEN,
-        policy_hash="p",
         size=lambda: FleetSize(10, 10),
         wall=lambda: 1000.0,
     )

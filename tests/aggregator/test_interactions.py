@@ -187,7 +187,7 @@ async def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_re
 
 async def test_an_entry_whose_node_is_no_more_takes_no_place_for_ever() -> None:
     world = World.of("n1")
-    text = dump_record(Record().enter([Entry("gone", "i", "", "drain", 900.0)], "h"))
+    text = dump_record(Record().enter([Entry("gone", "i", "", "drain", 900.0)]))
     world.record = replace(world.record, text=text)
     Replica(world, clock=Running())
     await soon(lambda: not parse_record(world.record.text).entries)
@@ -356,7 +356,7 @@ async def test_a_drain_that_waits_for_a_budget_writes_only_when_it_was_last_read
 @pytest.mark.parametrize("at", ["1" + "0" * 400, "[" * 100_000])
 def test_a_record_that_makes_no_sense_is_said_to_make_none(at: str) -> None:
     with pytest.raises(RecordUnreadable):
-        parse_record('{"entries":[],"policy_hash":"","admissions":[' + at + "]}")
+        parse_record('{"entries":[],"admissions":[' + at + "]}")
 
 
 async def test_a_force_whose_quarantine_is_taken_away_past_its_finalizer_is_over() -> None:
@@ -454,7 +454,6 @@ async def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
     record_writer = record_writer_of(
         MemoryCluster(world),
         limits=replace(OPEN, concurrent=1),
-        policy_hash="h",
         size=size,
         wall=clock,
     )

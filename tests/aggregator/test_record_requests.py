@@ -56,7 +56,6 @@ class Office:
         self.made: Any = record_writer_of(
             self.cluster,
             limits=limits,
-            policy_hash="h",
             size=self._size,
             wall=loop.time,
             quarantine_index=self.quarantine_index,
@@ -92,7 +91,7 @@ async def test_each_request_changes_the_record_and_counts_its_write(office: Offi
     made = office.made
     assert await made.propose(proposal("n1")) is None
     assert office.stored().entries.keys() == {"n1"}
-    assert (office.stored().generation, office.stored().policy_hash) == (1, "h")
+    assert office.stored().generation == 1
     await made.enter(entry("n2", 7.0))
     assert office.stored().entries["n2"].at == 7.0
     assert office.stored().generation == 2
@@ -261,7 +260,7 @@ async def test_an_answer_is_dropped_where_a_newer_event_came_before_it(office: O
     made = office.made
     known = made._stored
     old, new = (
-        RecordText(dump_record(Record().enter([entry(name)], "h")), version, known.uid)
+        RecordText(dump_record(Record().enter([entry(name)])), version, known.uid)
         for name, version in (("n1", "901"), ("n2", "902"))
     )
     made.seen(new)
@@ -281,4 +280,4 @@ async def test_what_stands_without_an_entry_takes_a_place(office: Office) -> Non
     office.quarantine_index.seen(quarantine("n1"))
     office.quarantine_index.seen(quarantine("n2", Phase.RELEASING))
     assert made._unrecorded(Record()) == {"n1": "pool-a"}
-    assert made._unrecorded(Record().enter([entry("n1")], "h")) == {}
+    assert made._unrecorded(Record().enter([entry("n1")])) == {}

@@ -42,7 +42,6 @@ class Office:
         self.record_writer = record_writer_of(
             self.cluster,
             limits=limits,
-            policy_hash="h",
             size=lambda: self.size,
             wall=self.clock,
         )
@@ -50,7 +49,7 @@ class Office:
 
     def another_writes(self, *nodes: str) -> None:
         """Another replica enters these; the event has not come yet."""
-        record = Record().enter([entry(node) for node in nodes], "h")
+        record = Record().enter([entry(node) for node in nodes])
         self.world.person_rolls_back_record(dump_record(record))
 
     def record_event(self) -> None:

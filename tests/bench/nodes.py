@@ -357,7 +357,6 @@ async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
             new_per_window=1000,
             new_per_window_percent=100.0,
         ),
-        policy_hash="0123456789ab",
         size=registry.size,
         wall=time.time,
     )

@@ -166,7 +166,7 @@ async def _admit(cluster: KubeCluster, specs: Mapping[str, QuarantineSpec]) -> N
         for node, spec in specs.items()
     ]
     record = parse_record(known.text)
-    record = record.enter(entries, record.policy_hash)
+    record = record.enter(entries)
     text = dump_record(replace(record, generation=record.generation + 1))
     await cluster.write_record(text, known.version, guard=UNGUARDED)
 

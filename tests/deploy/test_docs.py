@@ -66,20 +66,20 @@ def holds() -> Iterator[str]:
         record = Record()
         if limits.concurrent_percent == 1:
             first = [Proposal("m", "j", "p", "drain")]
-            record = AdmissionBatch(record, limits, size, now=0).admit(first, "").record
-        outcome = AdmissionBatch(record, limits, size, now=0, stop=stop).admit(proposals, "")
+            record = AdmissionBatch(record, limits, size, now=0).admit(first).record
+        outcome = AdmissionBatch(record, limits, size, now=0, stop=stop).admit(proposals)
         yield outcome.held["n"].limit
     wide = Limits(concurrent=9, concurrent_percent=100, new_per_window=1)
     narrow = Limits(concurrent=9, concurrent_percent=100, new_per_window_percent=1)
     for limits in (wide, narrow):
-        record = Record().enter([Entry("m", "j", "p", "drain", 0)], "")
+        record = Record().enter([Entry("m", "j", "p", "drain", 0)])
         for _ in range(2):
             batch = AdmissionBatch(record, limits, FleetSize(10, 10), now=0)
-            outcome = batch.admit(proposals, "")
+            outcome = batch.admit(proposals)
             record = outcome.record
             yield outcome.held["n"].limit
     fresh = [Proposal("n", "i", "p", "drain", unsettled="its version has just changed")]
-    unsettled = AdmissionBatch(Record(), wide, FleetSize(9, 9), now=0).admit(fresh, "")
+    unsettled = AdmissionBatch(Record(), wide, FleetSize(9, 9), now=0).admit(fresh)
     yield unsettled.held["n"].limit
     yield from common_causes()
 

@@ -19,7 +19,6 @@ def record_writer_of(
     limits: Limits,
     size: Callable[[], FleetSize],
     wall: Callable[[], float],
-    policy_hash: str = "h",
     quarantine_index: QuarantineIndex | None = None,
     pool: str = "",
 ) -> AdmissionRecordWriter:
@@ -31,7 +30,6 @@ def record_writer_of(
     return AdmissionRecordWriter(
         cluster,
         limits=limits,
-        policy_hash=policy_hash,
         registry=registry,
         causes=causes,
         pools=all_in_mode(Action.DRAIN),

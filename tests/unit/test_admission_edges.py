@@ -41,7 +41,7 @@ def proposal(node: str = "n1", **changes: Any) -> Proposal:
 
 
 def entries(*nodes: str, at: float = 0.0) -> Record:
-    return Record().enter([Entry(node, "i", "", "drain", at) for node in nodes], "h")
+    return Record().enter([Entry(node, "i", "", "drain", at) for node in nodes])
 
 
 def at(
@@ -51,7 +51,7 @@ def at(
     size: FleetSize = SIZE,
     **known: Any,
 ) -> Outcome:
-    return AdmissionBatch(record or Record(), limits, size, now=NOW, **known).admit(asked, "new")
+    return AdmissionBatch(record or Record(), limits, size, now=NOW, **known).admit(asked)
 
 
 def held(*asked: Proposal, **known: Any) -> Held:
@@ -104,7 +104,7 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
         new_per_window=1,
         new_per_window_percent=1,
     )
-    record = Record().enter([Entry("m1", "i", "a", "drain", NOW)], "h")
+    record = Record().enter([Entry("m1", "i", "a", "drain", NOW)])
     asked = proposal(pool="a")
     told = []
     changes: tuple[dict[str, Any], ...] = (
@@ -262,7 +262,6 @@ def test_an_admission_enters_the_node_once_and_prunes_what_is_over() -> None:
     assert found.record.entries["n1"] == Entry("n1", "i-n1", "a", "drain", NOW)
     assert found.record.admissions == ((NOW, ""),)
     assert found.record.cooldowns == {}
-    assert found.record.policy_hash == "new"
     assert found.admitted == {"n1"}
 
 

@@ -87,7 +87,6 @@ def test_a_rebuilt_record_has_the_entries_of_what_stands_with_their_own_times() 
     record = Record(
         {"b": entry("b", 20.0), "c": entry("c", 4.0)},
         admissions=((2.0, ""), (4.0, "")),
-        policy_hash="hash",
         cooldowns={"": Cooldown(6.0, "new"), "x": Cooldown(8.0, "older"), "y": Cooldown(2.0, "")},
         generation=3,
     )
@@ -101,7 +100,6 @@ def test_a_rebuilt_record_has_the_entries_of_what_stands_with_their_own_times() 
             "new": entry("new", 0.5),
         },
         admissions=tuple((at, "") for at in (0.5, 1.0, 2.0, 2.0, 3.0, 4.0)),
-        policy_hash="hash",
         cooldowns={
             "": Cooldown(6.0, "new"),
             "x": Cooldown(9.0, "newer"),

@@ -106,7 +106,6 @@ class AdmissionRecordWriter:
 
     _cluster: SharedObjects
     _limits: Limits
-    _policy_hash: str
     _registry: NodeRegistry
     _causes: CauseCount
     _pools: NodePools
@@ -216,7 +215,7 @@ class AdmissionRecordWriter:
         """The holds that these would get now from a leader that knows of all nodes, decided in this
         order; no node is admitted.
         """
-        return self._batch(self.record).admit(proposals, self._policy_hash).held
+        return self._batch(self.record).admit(proposals).held
 
     def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps an existing cordon from becoming a drain, by the last record."""
@@ -239,10 +238,7 @@ class AdmissionRecordWriter:
 
     async def enter(self, entry: Entry) -> None:
         """Count a quarantine made by hand. Never refused."""
-        await self._submit(_Request(self._enter, entry))
-
-    def _enter(self, record: Record, entries: list[Entry]) -> Record:
-        return record.enter(entries, self._policy_hash)
+        await self._submit(_Request(Record.enter, entry))
 
     async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
         """The same, of a Quarantine that is in force or is about to be made."""
@@ -374,7 +370,7 @@ class AdmissionRecordWriter:
             after = self._changed(before, stored.uid, batch)
             decidable = batch if unread is None else []
             proposed = [one.propose for one in decidable if one.propose is not None]
-            outcome = self._batch(after).admit(proposed, self._policy_hash)
+            outcome = self._batch(after).admit(proposed)
             outcome = self._reserve(outcome, decidable)
             if not self._lost and _substance(outcome.record) == _substance(before):
                 if fresh or not (outcome.admitted or any(not one.key for one in batch)):
@@ -400,8 +396,6 @@ class AdmissionRecordWriter:
         after = self._whole(before, uid) if self._lost else before
         if after.operations:
             after = self._without_over(after)
-        if after.policy_hash != self._policy_hash:
-            after = after.enter((), self._policy_hash)
         changes = [(one.change, one.about) for one in batch if one.change is not None]
         for change, those in groupby(changes, key=itemgetter(0)):
             after = change(after, [about for _, about in those])

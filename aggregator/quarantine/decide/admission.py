@@ -249,14 +249,14 @@ class AdmissionBatch:
             self._take(proposal)
         return held
 
-    def admit(self, proposals: Sequence[Proposal], policy_hash: str) -> Outcome:
+    def admit(self, proposals: Sequence[Proposal]) -> Outcome:
         """Decide on all waiting requests, in the order given."""
         holds = {one.node: self.decide(one) for one in proposals}  # the last of each node counts
         held = {node: hold for node, hold in holds.items() if hold is not None}
         admitted = frozenset(holds.keys() - held.keys())
         record = self._record if self._tripped else self._before
         if self._entered:
-            record = self._record.enter(self._entered.values(), policy_hash)
+            record = self._record.enter(self._entered.values())
         return Outcome(record, admitted, held)
 
     def escalation_hold(self, proposal: Proposal) -> Held | None:

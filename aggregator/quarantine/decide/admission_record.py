@@ -137,7 +137,6 @@ class Record:
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     admissions: tuple[tuple[float, str], ...] = ()
-    policy_hash: str = ""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     generation: int = 0
     rebuilt: Rebuilt | None = None
@@ -154,7 +153,7 @@ class Record:
         """The tests of nodes without a quarantine that run, by node."""
         return {one.node: one for one in self.operations.values() if one.is_node_test}
 
-    def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
+    def enter(self, entries: Iterable[Entry]) -> "Record":
         """With these entries; one that is there already keeps its time and is no new admission."""
         in_force = dict(self.entries)
         fresh = []
@@ -169,7 +168,7 @@ class Record:
                 changed = msgspec.structs.replace(entry, at=known.at, policy_pool=pool)
                 in_force[entry.node] = changed
         admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
-        return replace(self, entries=in_force, admissions=admissions, policy_hash=policy_hash)
+        return replace(self, entries=in_force, admissions=admissions)
 
     def forget_nodes(self, entries: Iterable[Entry]) -> "Record":
         """Without these entries; their admission times stay.
@@ -306,7 +305,7 @@ def _give_back(cooldowns: dict[str, Cooldown], ident: str) -> None:
 
 #: The parts of the text that are lists, and the field that is the key of each item in the record.
 _KEYS = {"entries": "node", "operations": "operation"}
-_NEEDED = ("entries", "admissions", "policy_hash")
+_NEEDED = ("entries", "admissions")
 
 
 def parse_record(text: str) -> Record:
