@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER, ClusterEventHandler
-from aggregator.quarantine.reconcile.node_rounds import _is_absent, _is_schedulable
+from aggregator.quarantine.reconcile.node_rounds import NodeRounds
 from aggregator.quarantine.state.node import NodeState
 from tests.aggregator.test_forgotten_names import NotAll
 from tests.support.memory_cluster import MemoryCluster, World
@@ -332,14 +333,16 @@ async def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedul
     )
 
 
-def test_which_cases_are_schedulable_or_absent() -> None:
+def test_each_round_comes_to_a_quarantine_whose_node_is_schedulable_or_absent() -> None:
+    nothing: Any = SimpleNamespace(waits=lambda _: False)
+    rounds = NodeRounds(registry=nothing, queue=nothing, repairs=nothing)
     node_state = NodeState("n1", now=lambda: 1.0)
-    assert not _is_schedulable(node_state)
-    assert not _is_absent(node_state)
+    assert not rounds._waits(node_state)
     for whose in Uncordoned:
         node_state.quarantine_view.uncordoned = whose
-        assert _is_schedulable(node_state) == (whose is not Uncordoned.NO)
-    node_state.quarantine_view.quarantine = quarantine(node_absent_since=0.0)
-    assert not _is_absent(node_state)
-    node_state.quarantine_view.quarantine = quarantine(node_absent_since=0.5)
-    assert _is_absent(node_state)
+        assert rounds._waits(node_state) == (whose is not Uncordoned.NO)
+    node_state.quarantine_view.uncordoned = Uncordoned.NO
+    for since, waits in ((0.0, False), (0.5, True)):
+        at_rest = quarantine(phase=Phase.DRAINED, node_absent_since=since)
+        node_state.quarantine_view.quarantine = at_rest
+        assert rounds._waits(node_state) is waits

@@ -35,12 +35,14 @@ class NodeRounds:
     def _waits(self, node_state: NodeState) -> bool:
         """Whether its quarantine waits for something that time or its node may bring."""
         view = node_state.quarantine_view
-        if view.missing or _is_schedulable(node_state):
+        if view.missing or view.uncordoned is not Uncordoned.NO:
             return True
         if view.quarantine is None:
             return False
-        held = view.quarantine.status.phase in _IN_SUSPENSE or bool(node_state.release_held)
-        return held or _is_absent(node_state) or self._repairs.waits(node_state)
+        status = view.quarantine.status
+        if status.phase in _IN_SUSPENSE or status.node_absent_since > 0:
+            return True
+        return bool(node_state.release_held) or self._repairs.waits(node_state)
 
     def requeue_held(self) -> None:
         """Enqueue some held nodes, in separate lines for those with and without a shared cause.
@@ -72,14 +74,3 @@ class NodeRounds:
         """Enqueue it, unless only a read of its node can help: `NodePoller` paces those."""
         if not waits_for_its_node(node_state):
             self._queue.add(node_state)
-
-
-def _is_schedulable(node_state: NodeState) -> bool:
-    """Whether its node, which should be cordoned, was not when it was last read."""
-    return node_state.quarantine_view.uncordoned is not Uncordoned.NO
-
-
-def _is_absent(node_state: NodeState) -> bool:
-    """Whether its quarantine waits for the Node to come back, or for its own end."""
-    quarantine = node_state.quarantine
-    return quarantine is not None and quarantine.status.node_absent_since > 0

@@ -28,7 +28,6 @@ from aggregator.quarantine.decide.operator_requests import read_operator_request
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
@@ -128,18 +127,17 @@ class NodePoller:
         if node is None:
             return
         self._check_cordon(node_state, node)
-        if waits:
-            self._check_others(node_state, node)
+        others = node_state.cluster.has_others_marks_of(node, node_state.others)
+        if waits:  # until their work is over, or has changed
+            if node_state.cluster.node_gone or not others:
+                self._queue.add_for_read(node_state)
             return
         if _is_draining(node_state):
+            known = node_state.quarantine_view.uncordoned
+            if not others or (known is Uncordoned.NO and not node.unschedulable):
+                self._queue.add_for_read(node_state)
             self._check_requests(node_state, node)
         self._check_silence(node_state, node)
-
-    def _check_others(self, node_state: NodeState, node: Node) -> None:
-        """Check whether the work that it waits for is over, or has changed."""
-        others = node_state.cluster.has_others_marks_of(node, node_state.others)
-        if node_state.cluster.node_gone or not others:
-            self._queue.add_for_read(node_state)
 
     def _check_cordon(self, node_state: NodeState, node: Node) -> None:
         """Check whether a node left schedulable is cordoned, or lacks other marks, by now."""
@@ -150,9 +148,6 @@ class NodePoller:
             self._queue.add_for_read(node_state)
 
     def _check_requests(self, node_state: NodeState, node: Node) -> None:
-        others = node_state.cluster.has_others_marks_of(node, node_state.others)
-        if not others or _is_uncordoned(node_state, node):
-            self._queue.add_for_read(node_state)
         requests = read_operator_requests(node.annotations)
         if requests != node_state.cluster.operator_requests:
             node_state.cluster.operator_requests = requests
@@ -166,13 +161,6 @@ class NodePoller:
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
         self._reports.emit_event(node_state, EventKind.SILENT_FAILING, text)
         self._queue.evaluate(node_state)
-
-
-def _is_uncordoned(node_state: NodeState, node: Node) -> bool:
-    """Whether a marked node, by this read, is schedulable, and was not by the last one in full."""
-    quarantine, view = node_state.quarantine, node_state.quarantine_view
-    marked = quarantine is not None and quarantine.status.phase in MARKED
-    return marked and not node.unschedulable and view.uncordoned is Uncordoned.NO
 
 
 def _may_be_due(node_state: NodeState) -> bool:
