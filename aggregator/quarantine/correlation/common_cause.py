@@ -11,6 +11,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Action
 from aggregator.events import ChangeNotice, EventKind, EventSink, Transition
 from aggregator.health.model import CheckOff
+from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rack_origin import Origin
 from aggregator.policy.rules import Policy
@@ -57,11 +58,6 @@ def _running(checks: tuple[CheckOff, ...]) -> frozenset[str]:
     return frozenset(check.name for check in checks if not check.off_because)
 
 
-def _labels_of(node_state: NodeState | None) -> Mapping[str, str]:
-    """The node's labels as last read or listed: a Node that was made anew is in no list yet."""
-    return (node_state.cluster.labels or {}) if node_state is not None else {}
-
-
 @lru_cache(maxsize=4096)
 def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """One tuple for all nodes of the same groups, for example of a rack."""
@@ -101,7 +97,7 @@ class CommonCauseTracker:
             return
         if not health.has_snapshot:
             return  # its last report holds
-        groups = self._groups(node_state)
+        groups = self._groups(node_state, health)
         fabrics = self._fabric_groups(groups)
         self._note_versions(node, groups)
         self._note_fabric_evidence(node_state, in_fabric=bool(fabrics))
@@ -208,25 +204,17 @@ class CommonCauseTracker:
         overruled = frozenset(word.key for word in node_state.cluster.overruled)
         return actionable_evidence(incidents or node_state.decision.incidents.values(), overruled)
 
-    def _places(self, node_state: NodeState | None) -> list[Group]:
-        labels = _labels_of(node_state)
-        return [(label, labels[label]) for label in self._labels if labels.get(label)]
-
-    def _fabrics(self, node_state: NodeState | None, named: Iterable[str]) -> list[Group]:
-        """The node's NVLink fabrics by its clique label; without one, those its agent has named."""
-        clique = _labels_of(node_state).get(self._limits.clique_label)
-        if clique and self._limits.clique_label:
-            return [(FABRIC_BY_LABEL, one) for one in domains(clique)]
-        return [(FABRIC, one) for one in named if one]
-
-    def _groups(self, node_state: NodeState) -> tuple[Group, ...]:
-        health, found = node_state.agent.health, self._places(node_state)
-        if health is not None:
-            found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
-            if health.agent_version:
-                found.append(("agent", health.agent_version))
-            found += self._fabrics(node_state, domains(health.traits.get(TRAIT, "")))
-        return _alike(tuple(found))
+    def _groups(self, node_state: NodeState, health: NodeHealth) -> tuple[Group, ...]:
+        # As last read or listed: a Node that was made anew is in no list yet.
+        labels, traits = node_state.cluster.labels or {}, health.traits
+        found = [(label, labels[label]) for label in self._labels if labels.get(label)]
+        found += [(name, traits[name]) for name in _TRAITS if traits.get(name)]
+        if health.agent_version:
+            found.append(("agent", health.agent_version))
+        # The NVLink fabrics by the clique label; without one, those that the agent has named.
+        clique = labels.get(self._limits.clique_label)
+        fabric, named = (FABRIC_BY_LABEL, clique) if clique else (FABRIC, traits.get(TRAIT, ""))
+        return _alike((*found, *((fabric, one) for one in domains(named))))
 
     def suspects(self, node_state: NodeState) -> tuple[frozenset[str], ...]:
         """The causes that may explain each piece of evidence that calls for a quarantine.

@@ -25,7 +25,7 @@ from aggregator.events import EventKind, EventSink, Transition
 from aggregator.health.model import Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
-from aggregator.policy.evaluate import Evidence, Incident
+from aggregator.policy.evaluate import Evidence
 from aggregator.policy.rack_origin import (
     PRECURSOR,
     Confidence,
@@ -305,14 +305,8 @@ class EvictionMemory:
                 evictions.append(eviction)
                 del evictions[:-_MOST_EVICTIONS]
 
-    def explains(self, node_state: NodeState, incident: Incident) -> str:
-        """The eviction that all evidence of the incident followed, in words; empty if none is."""
-        return self._explain(node_state, actionable_evidence([incident], frozenset()))
-
     def hold(self, node_state: NodeState) -> Held | None:
         """The hold on a node whose evidence followed evictions from others as a whole, or None."""
-        if not self._evictions:
-            return None
         overruled = frozenset(word.key for word in node_state.cluster.overruled)
         evidence = actionable_evidence(node_state.decision.incidents.values(), overruled)
         text = self._explain(node_state, evidence)
@@ -322,6 +316,7 @@ class EvictionMemory:
         return Held("eviction", "fabric", reason)
 
     def _explain(self, node_state: NodeState, evidence: Iterable[Evidence]) -> str:
+        """The eviction that all of this evidence followed, in words; empty if none is."""
         if not self._evictions:
             return ""
         found, health = list(evidence), node_state.agent.health
@@ -348,10 +343,11 @@ class EvictionMemory:
 
     def _with_eviction(self, transition: Transition) -> Transition:
         node_state = self._registry.known(transition.node)
-        if node_state is None or not self._evictions:
+        incidents = node_state.decision.incidents if node_state is not None else {}
+        incident = incidents.get(transition.incident)
+        if node_state is None or incident is None:
             return transition
-        incident = node_state.decision.incidents.get(transition.incident)
-        text = self.explains(node_state, incident) if incident is not None else ""
+        text = self._explain(node_state, actionable_evidence([incident], frozenset()))
         if not text:
             return transition
         return replace(
