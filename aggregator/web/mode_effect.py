@@ -20,7 +20,7 @@ _MOST_NAMED = 100
 
 
 #: Given nodes and actions in the order in which they would be requested: the holds, by node.
-Preview = Callable[[Iterable[tuple[str, str]]], Mapping[str, Held]]
+Preview = Callable[[Iterable[str]], Mapping[str, Held]]
 
 
 class EffectCache:
@@ -49,7 +49,7 @@ def mode_effect(found: FleetViewFindings, preview: Preview) -> models.ModeEffect
     capped = [one for one in found.holds if one.limit == _MODE]
     capped.sort(key=lambda one: (since.get(one.node, float("inf")), one.node))
     wanted = [(one.node, _action(one.reason)) for one in capped]
-    held = preview(wanted)
+    held = preview(node for node, _ in wanted)
     limits: Counter[str] = Counter(hold.limit for hold in held.values())
     first = {hold.limit: hold for hold in reversed(list(held.values()))}
     admitted = [action for node, action in wanted if node not in held]

@@ -36,7 +36,7 @@ from tests.support.virtual_time import VirtualTimeLoop, on
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
 EVIDENCE = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "a-rule", "i")
 OVER = NextStep(ReleaseStep.RELEASE, because="its cause is over")
-ENTRY = Entry("n1", "i", "", "drain", 1.0)
+ENTRY = Entry("n1", "i", "", 1.0)
 HEALTH: Any = SimpleNamespace(
     has_snapshot=True, boot_id="boot-2", components=SimpleNamespace(of=lambda _: ()), checks=()
 )

@@ -44,11 +44,11 @@ POOLS = ("a", "b", "")
 
 
 def proposal(node: str, pool: str = "") -> Proposal:
-    return Proposal(node, f"inc-{node}", pool, "drain")
+    return Proposal(node, f"inc-{node}", pool)
 
 
 def entry(node: str, pool: str = "", incident: str = "i") -> Entry:
-    return Entry(node, incident, pool, "drain", 1.0)
+    return Entry(node, incident, pool, 1.0)
 
 
 def standing(*nodes: str, pool: str = "") -> Record:
@@ -721,8 +721,9 @@ def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(
 
 
 def test_a_record_from_before_there_were_cooldowns_is_read() -> None:
-    text = '{"entries": [], "admissions": [[1.5, ""]], "policy_hash": "h"}'
-    assert parse_record(text) == Record({}, ((1.5, ""),))
+    known = '{"node": "n1", "incident": "i", "pool": "p", "action": "drain", "at": 1.5}'
+    text = f'{{"entries": [{known}], "admissions": [[1.5, ""]], "policy_hash": "h"}}'
+    assert parse_record(text) == Record({"n1": Entry("n1", "i", "p", 1.5)}, ((1.5, ""),))
 
 
 def test_a_record_stays_small_whatever_happens() -> None:

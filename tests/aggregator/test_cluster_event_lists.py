@@ -108,7 +108,7 @@ async def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_is_on_it(
     assert not is_no_more(ghost)
     ghost.agent.last_seen = now - FORGOTTEN_AFTER
     assert is_no_more(ghost)
-    await bench.replica.controller.parts.record_writer.enter(Entry("ghost", "", "", "drain", 1.0))
+    await bench.replica.controller.parts.record_writer.enter(Entry("ghost", "", "", 1.0))
     assert not is_no_more(ghost)
 
 

@@ -36,7 +36,7 @@ from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, on
 
-ENTRY = Entry("n1", "i", "", "drain", 1.0)
+ENTRY = Entry("n1", "i", "", 1.0)
 
 
 def made(phase: Phase = Phase.CORDONED, **changes: Any) -> Quarantine:

@@ -382,7 +382,7 @@ async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -
     )
     seen = [world.record]
     for number in range(3):
-        assert await record_writer.propose(Proposal(f"n{number}", "i", "", "drain")) is None
+        assert await record_writer.propose(Proposal(f"n{number}", "i", "")) is None
         seen.append(world.record)
         assert not record_writer.seen(seen[-2])
     assert set(record_writer.record.entries) == {"n0", "n1", "n2"}
@@ -404,7 +404,7 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
             written = await super().write_record(text, version, guard=guard)
             assert record_writer.seen(written)
             if "n1" in text and "n2" not in text:
-                other = parse_record(text).enter([Entry("n2", "i", "", "drain", 9.0)])
+                other = parse_record(text).enter([Entry("n2", "i", "", 9.0)])
                 other = replace(other, generation=other.generation + 1)
                 assert record_writer.seen(
                     await super().write_record(dump_record(other), written.version, guard=UNGUARDED)
@@ -418,7 +418,7 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
         wall=lambda: 1000.0,
     )
     for node in ("n0", "n1", "n3"):
-        assert await record_writer.propose(Proposal(node, "i", "", "drain")) is None
+        assert await record_writer.propose(Proposal(node, "i", "")) is None
         assert node in record_writer.record.entries
         assert not record_writer.problem
     assert set(record_writer.record.entries) == {"n0", "n1", "n2", "n3"}

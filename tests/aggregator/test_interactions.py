@@ -187,7 +187,7 @@ async def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_re
 
 async def test_an_entry_whose_node_is_no_more_takes_no_place_for_ever() -> None:
     world = World.of("n1")
-    text = dump_record(Record().enter([Entry("gone", "i", "", "drain", 900.0)]))
+    text = dump_record(Record().enter([Entry("gone", "i", "", 900.0)]))
     world.record = replace(world.record, text=text)
     Replica(world, clock=Running())
     await soon(lambda: not parse_record(world.record.text).entries)
@@ -458,7 +458,7 @@ async def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
         wall=clock,
     )
     record_writer.seen(world.record)
-    proposals = [Proposal(f"n{number}", "i", "", "drain") for number in range(30)]
+    proposals = [Proposal(f"n{number}", "i", "") for number in range(30)]
     held = await asyncio.gather(*(record_writer.propose(one) for one in proposals))
     assert sum(one is None for one in held) == 1
     assert counted <= 3

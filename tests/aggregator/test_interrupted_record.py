@@ -39,7 +39,7 @@ class Counted(World):
 def of_others(world: World) -> str:
     """The record with an entry that no replica here made, in the generation that is known."""
     found = parse_record(world.record.text)
-    entry = Entry("n3", "i", "", "cordon", 5.0)
+    entry = Entry("n3", "i", "", 5.0)
     return dump_record(replace(found, entries={"n3": entry}))
 
 

@@ -360,7 +360,7 @@ async def test_a_creation_in_flight_when_the_record_is_lost_is_taken_back_or_cou
 
 
 def record(generation: int, *nodes: str, uid: str = "") -> Record:
-    entered = {node: Entry(node, "i", "", "drain", 5.0) for node in nodes}
+    entered = {node: Entry(node, "i", "", 5.0) for node in nodes}
     rebuilt = Rebuilt(1.0, "is gone", uid) if uid else None
     return Record(entered, generation=generation, rebuilt=rebuilt)
 
@@ -388,19 +388,19 @@ def test_a_record_continues_only_what_it_was_written_on() -> None:
 
 def test_a_rebuilt_record_has_what_stands_and_forgets_no_admission_and_no_cooldown() -> None:
     known = Record(
-        {"n1": Entry("n1", "i", "p", "drain", 5.0), "n2": Entry("n2", "i", "p", "drain", 6.0)},
+        {"n1": Entry("n1", "i", "p", 5.0), "n2": Entry("n2", "i", "p", 6.0)},
         admissions=((5.0, ""), (5.0, ""), (6.0, "")),
         cooldowns={"": Cooldown(6.0, "newer"), "a": Cooldown(6.0, "only here")},
         generation=9,
     )
     found = Record(
-        {"n3": Entry("n3", "i", "p", "drain", 4.0)},
+        {"n3": Entry("n3", "i", "p", 4.0)},
         admissions=((5.0, ""), (4.0, "")),
         cooldowns={"": Cooldown(3.0, "older"), "b": Cooldown(3.0, "only there")},
         generation=4,
     )
     why = Rebuilt(100.0, "was rolled back", "r1")
-    standing = [Entry("n1", "i", "p", "drain", 50.0), Entry("n4", "i", "p", "cordon", 60.0)]
+    standing = [Entry("n1", "i", "p", 50.0), Entry("n4", "i", "p", 60.0)]
     made = rebuild(found, Known("r1", "", known), standing, rebuilt=why, newest=12)
     assert made.entries == {"n1": known.entries["n1"], "n4": standing[1]}
     assert [at for at, _ in made.admissions] == [4.0, 5.0, 5.0, 6.0, 60.0]
@@ -444,7 +444,7 @@ async def test_a_repair_that_a_record_from_an_older_copy_lacks_counts_for_the_li
         return found.limit if found is not None else ""
 
     for name in ("n1", "n2", "n3", "n4"):
-        await writer.enter(Entry(name, "inc", "", "drain", 1.0))
+        await writer.enter(Entry(name, "inc", "", 1.0))
     assert await held("n2", "p-1-reboot", "rack=7") == "repair.domain"
     assert await held("n3", "o-1-reboot", "rack=8") == ""
     assert await held("n4", "t-1-reboot", "rack=9") == "repair.concurrent"

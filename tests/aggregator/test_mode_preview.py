@@ -92,7 +92,7 @@ async def test_the_preview_obeys_the_stop_switch_and_counts_no_well_node() -> No
 
 async def test_another_replicas_node_is_asked_about_without_its_evidence() -> None:
     observing, world = await fleet_in(Action.OBSERVE, replace(OPEN, concurrent=1))
-    held = observing.controller.mode_preview([("far", "drain"), (SICK[0], "drain")])
+    held = observing.controller.mode_preview(["far", SICK[0]])
     assert [(node, one.limit) for node, one in held.items()] == [(SICK[0], "limits.concurrent")]
     assert world.writes == []
     await observing.stop()

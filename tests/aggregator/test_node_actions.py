@@ -274,7 +274,7 @@ async def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_
     (proposal,) = bench.proposed
     assert proposal.suspects == (frozenset({"drained"}),)
     assert (proposal.pool, proposal.unsettled) == ("pool-a", "too soon")
-    assert (proposal.incident, proposal.action) == ("i", "drain")
+    assert proposal.incident == "i"
     bench.escalation_hold = LIMIT
     found = acts.wanted_now(node_state)
     assert found.spec.action is Action.CORDON
@@ -447,7 +447,7 @@ async def test_a_node_is_read_before_it_counts_and_not_proposed_where_another_to
 async def test_what_a_read_finds_after_the_admission_decides(
     bench: Bench, change: Callable[[Bench], None], *, withdraws: bool
 ) -> None:
-    entry = bench.entries["n1"] = Entry("n1", "i", "", "drain", 1.0)
+    entry = bench.entries["n1"] = Entry("n1", "i", "", 1.0)
     change(bench)
     await bench.admission.create(bench.node_state, wanted())
     assert "n1" not in bench.world.quarantines

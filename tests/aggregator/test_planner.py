@@ -575,7 +575,7 @@ def test_an_action_that_a_person_set_is_shown_first_and_then_is_all_that_is_done
 
 async def test_an_entry_from_before_the_stop_is_not_acted_on_until_the_stop_is_off() -> None:
     world = World.of("n1")
-    entered = Record().enter([Entry("n1", "inc", "", "drain", 1.0)])
+    entered = Record().enter([Entry("n1", "inc", "", 1.0)])
     world.record = RecordText(dump_record(entered), world.tick())
     world.person_stops("drill")
     replica = await Replica(world, clock=Turned()).ready()

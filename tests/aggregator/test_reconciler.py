@@ -269,7 +269,7 @@ async def test_there_is_work_for_each_single_reason(bench: Bench) -> None:
         set_fields(bench.node_state, **{name: value})
         assert bench.queue.has_work(bench.node_state), name
         set_fields(bench.node_state, **{name: before})
-    bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
+    bench.entries["n1"] = Entry("n1", "", "", 1.0)
     assert bench.queue.has_work(bench.node_state)
     assert bench.node_state.work.in_record
 

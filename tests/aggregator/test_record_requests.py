@@ -29,11 +29,11 @@ from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 
 
 def entry(node: str, at: float = 1000.0) -> Entry:
-    return Entry(node, f"inc-{node}", "", "drain", at)
+    return Entry(node, f"inc-{node}", "", at)
 
 
 def proposal(node: str) -> Proposal:
-    return Proposal(node, f"inc-{node}", "", Action.DRAIN)
+    return Proposal(node, f"inc-{node}", "")
 
 
 def quarantine(node: str, phase: Phase = Phase.CORDONED, generation: int = 0) -> Quarantine:

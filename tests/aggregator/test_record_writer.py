@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aggregator.cluster.port import Action, ClusterError, Unreachable
+from aggregator.cluster.port import ClusterError, Unreachable
 from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
 from tests.support.memory_cluster import MemoryCluster, World
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.decorated(by=in_virtual_time)
 
 
 def entry(node: str) -> Entry:
-    return Entry(node, f"inc-{node}", "", "drain", 1000.0)
+    return Entry(node, f"inc-{node}", "", 1000.0)
 
 
 def proposal(node: str) -> Proposal:
-    return Proposal(node, f"inc-{node}", "", Action.DRAIN)
+    return Proposal(node, f"inc-{node}", "")
 
 
 class Office:

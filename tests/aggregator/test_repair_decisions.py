@@ -533,7 +533,7 @@ def test_other_parties_at_work_are_known_by_their_marks() -> None:
 # -- the fleet's limits ---------------------------------------------------------------------
 
 NODES = tuple(f"n{number}" for number in range(8))
-WHOLE = Record(entries={name: Entry(name, "i", "", "drain", NOW) for name in NODES})
+WHOLE = Record(entries={name: Entry(name, "i", "", NOW) for name in NODES})
 SIZE = FleetSize(100, 100)
 LIMITS = RepairLimits(RULES)
 

@@ -327,7 +327,7 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
 async def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
     """Admitted by a process that died; its successor finds the entry, and a stop with late news."""
     world = world_of("n1")
-    entered = parse_record("").enter([Entry("n1", "i", "", "drain", 1.0)])
+    entered = parse_record("").enter([Entry("n1", "i", "", 1.0)])
     world.record = replace(world.record, text=dump_record(entered), version=world.tick())
     world.person_stops_unseen("drill")
     replica = Replica(world, clock=Running())

@@ -364,7 +364,7 @@ async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
     took, own = [], 0.0
     for number, meta in enumerate(metas[: ADMISSIONS + WARM]):
         began, cpu = time.monotonic(), time.process_time()
-        held = await writer.propose(Proposal(meta.name, f"{number:016x}", "", "drain"))
+        held = await writer.propose(Proposal(meta.name, f"{number:016x}", ""))
         assert held is None, held
         if number >= WARM:
             took.append(1000 * (time.monotonic() - began))

@@ -162,8 +162,7 @@ async def _admit(cluster: KubeCluster, specs: Mapping[str, QuarantineSpec]) -> N
     now = time.time()
     known = await cluster.read_record()
     entries = [
-        Entry(node=node, incident=spec.incident, pool="", action=spec.action.value, at=now)
-        for node, spec in specs.items()
+        Entry(node=node, incident=spec.incident, pool="", at=now) for node, spec in specs.items()
     ]
     record = parse_record(known.text)
     record = record.enter(entries)

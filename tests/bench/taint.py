@@ -141,7 +141,7 @@ class RequestsAlone:
 
     async def _send(self, node: str) -> None:
         assert self._cluster is not None
-        entry = Entry(node, "0123456789abcdef", "", "drain", time.time())
+        entry = Entry(node, "0123456789abcdef", "", time.time())
         self._record = replace(self._record, entries={**self._record.entries, node: entry})
         text = dump_record(self._record)
         self._stored = await self._cluster.write_record(text, self._stored.version, guard=UNGUARDED)

@@ -52,7 +52,7 @@ def test_the_runbook_begins_with_each_alert_that_pages_by_default() -> None:
 
 def holds() -> Iterator[str]:
     """Every hold that admission can give, by provoking it."""
-    proposals = [Proposal("n", "i", "p", "drain", (frozenset({"cause"}),))]
+    proposals = [Proposal("n", "i", "p", (frozenset({"cause"}),))]
     full = Limits(concurrent=0), FleetSize(10, 10), ""
     share = Limits(concurrent=5, concurrent_percent=1), FleetSize(100, 100), ""
     pool = (
@@ -65,20 +65,20 @@ def holds() -> Iterator[str]:
     for limits, size, stop in (full, share, pool, early, stopped):
         record = Record()
         if limits.concurrent_percent == 1:
-            first = [Proposal("m", "j", "p", "drain")]
+            first = [Proposal("m", "j", "p")]
             record = AdmissionBatch(record, limits, size, now=0).admit(first).record
         outcome = AdmissionBatch(record, limits, size, now=0, stop=stop).admit(proposals)
         yield outcome.held["n"].limit
     wide = Limits(concurrent=9, concurrent_percent=100, new_per_window=1)
     narrow = Limits(concurrent=9, concurrent_percent=100, new_per_window_percent=1)
     for limits in (wide, narrow):
-        record = Record().enter([Entry("m", "j", "p", "drain", 0)])
+        record = Record().enter([Entry("m", "j", "p", 0)])
         for _ in range(2):
             batch = AdmissionBatch(record, limits, FleetSize(10, 10), now=0)
             outcome = batch.admit(proposals)
             record = outcome.record
             yield outcome.held["n"].limit
-    fresh = [Proposal("n", "i", "p", "drain", unsettled="its version has just changed")]
+    fresh = [Proposal("n", "i", "p", unsettled="its version has just changed")]
     unsettled = AdmissionBatch(Record(), wide, FleetSize(9, 9), now=0).admit(fresh)
     yield unsettled.held["n"].limit
     yield from common_causes()

@@ -37,11 +37,11 @@ DISK = OpenCause("limits.common_cause_nodes", "50", "check disk fails", fleetwid
 
 
 def proposal(node: str = "n1", **changes: Any) -> Proposal:
-    return replace(Proposal(node, f"i-{node}", "", "drain"), **changes)
+    return replace(Proposal(node, f"i-{node}", ""), **changes)
 
 
 def entries(*nodes: str, at: float = 0.0) -> Record:
-    return Record().enter([Entry(node, "i", "", "drain", at) for node in nodes])
+    return Record().enter([Entry(node, "i", "", at) for node in nodes])
 
 
 def at(
@@ -104,7 +104,7 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
         new_per_window=1,
         new_per_window_percent=1,
     )
-    record = Record().enter([Entry("m1", "i", "a", "drain", NOW)])
+    record = Record().enter([Entry("m1", "i", "a", NOW)])
     asked = proposal(pool="a")
     told = []
     changes: tuple[dict[str, Any], ...] = (
@@ -259,7 +259,7 @@ def test_a_decision_without_effect_writes_nothing() -> None:
 def test_an_admission_enters_the_node_once_and_prunes_what_is_over() -> None:
     old = replace(entries("m1"), cooldowns={"over": Cooldown(0.0, "long ago")})
     found = at(proposal(pool="a"), proposal(pool="a"), record=old)
-    assert found.record.entries["n1"] == Entry("n1", "i-n1", "a", "drain", NOW)
+    assert found.record.entries["n1"] == Entry("n1", "i-n1", "a", NOW)
     assert found.record.admissions == ((NOW, ""),)
     assert found.record.cooldowns == {}
     assert found.admitted == {"n1"}

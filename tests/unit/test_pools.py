@@ -80,7 +80,7 @@ def test_a_node_whose_labels_are_not_known_has_the_mildest_mode() -> None:
 
 
 def proposal(node: str, pool: str) -> Proposal:
-    return Proposal(node, f"inc-{node}", "", "drain", policy_pool=pool)
+    return Proposal(node, f"inc-{node}", "", policy_pool=pool)
 
 
 def ask(
@@ -151,7 +151,7 @@ def test_a_pools_rate_cools_down_this_pool_alone() -> None:
 
 
 def test_a_pool_that_gets_another_name_keeps_the_rate_that_it_has_used() -> None:
-    entry = Entry("n1", "i", "", "drain", 1.0, policy_pool="old")
+    entry = Entry("n1", "i", "", 1.0, policy_pool="old")
     record = Record().enter([entry])
     facts = PoolFacts({"new": PoolLimits(new_per_window=1)}, {"new": 9}, {"n1": "new"})
     held = ask(record, facts, proposal("n2", "new")).held["n2"]
@@ -173,7 +173,7 @@ def test_a_node_that_changed_its_pool_counts_in_both() -> None:
         {"a": 9, "b": 9},
         {"n1": "b"},
     )
-    entry = Entry("n1", "i", "", "drain", 1.0, policy_pool="a")
+    entry = Entry("n1", "i", "", 1.0, policy_pool="a")
     record = Record().enter([entry])
     outcome = ask(record, facts, proposal("n2", "a"), proposal("n3", "b"))
     assert not outcome.admitted
@@ -183,7 +183,7 @@ def test_a_node_that_changed_its_pool_counts_in_both() -> None:
 
 def test_what_stands_without_a_known_pool_counts_in_every_pool() -> None:
     facts = PoolFacts({"a": PoolLimits(concurrent=1), "b": PoolLimits(concurrent=1)}, {}, {})
-    old = Record().enter([Entry("n1", "i", "", "drain", 1.0)])
+    old = Record().enter([Entry("n1", "i", "", 1.0)])
     assert not ask(old, facts, proposal("n2", "a"), proposal("n3", "b")).admitted
     by_hand = ask(Record(), facts, proposal("n2", "a"), unrecorded={"n9": ""})
     assert not by_hand.admitted
@@ -193,7 +193,7 @@ def test_what_stands_without_a_known_pool_counts_in_every_pool() -> None:
 
 def test_a_node_that_is_gone_counts_in_no_pool() -> None:
     facts = PoolFacts({"a": PoolLimits(concurrent=1)}, {"a": 9})
-    record = Record().enter([Entry("n1", "i", "", "drain", 1.0, policy_pool="a")])
+    record = Record().enter([Entry("n1", "i", "", 1.0, policy_pool="a")])
     gone = replace(SIZE, absent=frozenset({"n1"}))
     assert ask(record, facts, proposal("n2", "a"), size=gone).admitted == {"n2"}
     assert not ask(record, facts, proposal("n2", "a")).admitted
@@ -289,17 +289,17 @@ def test_no_interleaving_passes_a_limit_of_a_pool_or_of_the_fleet(
 
 
 def test_a_record_without_pools_names_none() -> None:
-    record = Record().enter([Entry("n1", "i", "p", "drain", 1.0)])
+    record = Record().enter([Entry("n1", "i", "p", 1.0)])
     assert dump_record(record) == (
         '{"admissions":[[1.0,""]],"cooldowns":{},"entries":[{"node":"n1","incident":"i",'
-        '"pool":"p","action":"drain","at":1.0}],"generation":0,"operations":[],"past_repairs":{},'
+        '"pool":"p","at":1.0}],"generation":0,"operations":[],"past_repairs":{},'
         '"rebuilt":null}'
     )
 
 
 def test_a_record_keeps_the_pools_of_its_entries_and_their_times() -> None:
-    entries = [Entry(f"n{n}", "i", "", "drain", float(n), policy_pool="a") for n in range(3)]
-    record = Record().enter([*entries, Entry("n9", "i", "", "drain", 9.0, policy_pool="default")])
+    entries = [Entry(f"n{n}", "i", "", float(n), policy_pool="a") for n in range(3)]
+    record = Record().enter([*entries, Entry("n9", "i", "", 9.0, policy_pool="default")])
     nine = (9.0, "default")
     assert record.admissions == ((0.0, "a"), (1.0, "a"), (2.0, "a"), nine)
     assert parse_record(dump_record(record)) == record
@@ -320,7 +320,7 @@ def test_the_cooldowns_of_pools_stay() -> None:
 
 
 def test_a_rebuilt_record_keeps_the_times_of_pools() -> None:
-    entry = Entry("n1", "i", "", "drain", 1.0, policy_pool="a")
+    entry = Entry("n1", "i", "", 1.0, policy_pool="a")
     known = Known("u1", "text", replace(Record().enter([entry]), generation=4))
     empty = Record()
     assert discontinuity(known, "u2", "", empty)

@@ -67,7 +67,7 @@ def test_one_that_was_rebuilt_in_its_own_object_continues_from_the_next_generati
 
 
 def entry(node: str, at: float = 10.0, pool: str = "") -> Entry:
-    return Entry(node, f"i-{node}", pool, "drain", at)
+    return Entry(node, f"i-{node}", pool, at)
 
 
 REBUILT = Rebuilt(99.0, "was deleted", "uid-2")
@@ -131,9 +131,7 @@ def quarantine(phase: Phase = Phase.CORDONED, problem: str = "", **status: Any) 
 
 def test_the_entry_of_a_quarantine_has_its_incident_and_its_pools() -> None:
     ours = replace(quarantine().spec, requester=OURS)
-    assert entry_of("n1", ours, 9.0, "a", "b") == Entry(
-        "n1", "i-1", "a", "cordon", 9.0, policy_pool="b"
-    )
+    assert entry_of("n1", ours, 9.0, "a", "b") == Entry("n1", "i-1", "a", 9.0, policy_pool="b")
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -157,30 +157,27 @@ class Proposals:
         return self._record_writer.repair_hold(self.propose(node_state, wanted))
 
     def propose(self, node_state: NodeState, wanted: DesiredState) -> Proposal:
-        spec = wanted.spec
-        return self._proposal(node_state.node, spec.action.value, node_state, spec.incident)
+        return self._proposal(node_state.node, node_state, wanted.spec.incident)
 
-    def preview(self, wanted: Iterable[tuple[str, str]]) -> Mapping[str, Held]:
-        """By node, the hold of each that would be held; ``wanted`` are nodes and actions, in the
-        order in which they would be requested. The others would be admitted.
+    def preview(self, nodes: Iterable[str]) -> Mapping[str, Held]:
+        """By node, the hold of each that would be held; the ``nodes`` are in the order in which
+        their quarantines would be requested. The others would be admitted.
 
         It uses the same function as a real proposal, against the present record, and admits no
         node. Common causes may explain only nodes whose state is known here.
         """
         proposals = []
-        for node, action in wanted:
+        for node in nodes:
             node_state = self._registry.known(node)
             reported = node_state is not None and node_state.agent.health is not None
-            proposals.append(self._proposal(node, action, node_state if reported else None))
+            proposals.append(self._proposal(node, node_state if reported else None))
         return self._record_writer.preview(proposals)
 
-    def _proposal(
-        self, node: str, action: str, known: NodeState | None, incident: str = ""
-    ) -> Proposal:
+    def _proposal(self, node: str, known: NodeState | None, incident: str = "") -> Proposal:
         pool, policy_pool = self._registry.pool_of(node), self._pools.name_of(node)
         suspects = self._causes.suspects(known) if known is not None else ()
         unsettled = self._causes.unsettled(known) if known is not None else ""
-        return Proposal(node, incident, pool, action, suspects, unsettled, policy_pool)
+        return Proposal(node, incident, pool, suspects, unsettled, policy_pool)
 
     def fabric_hold(self, node_state: NodeState) -> Held | None:
         """The reason that holds it while the fabric may be the cause of its fault."""

@@ -144,7 +144,6 @@ class Proposal:
     node: str
     incident: str
     pool: str
-    action: str
     suspects: tuple[frozenset[str], ...] = ()
     unsettled: str = ""
     policy_pool: str = ""
@@ -287,7 +286,6 @@ class AdmissionBatch:
             proposal.node,
             proposal.incident,
             proposal.pool,
-            proposal.action,
             self._now,
             policy_pool=proposal.policy_pool,
         )

@@ -34,7 +34,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     incident: str
     pool: str
-    action: str
     at: float
     policy_pool: str = ""
 
@@ -418,7 +417,7 @@ def rebuild(
 
 def entry_of(node: str, spec: QuarantineSpec, at: float, pool: str, policy_pool: str) -> Entry:
     """The entry of a Quarantine that is in force since ``at``, of a node in these pools."""
-    return Entry(node, spec.incident, pool, spec.action.value, at, policy_pool)
+    return Entry(node, spec.incident, pool, at, policy_pool)
 
 
 def takes_a_place(quarantine: Quarantine) -> bool:
