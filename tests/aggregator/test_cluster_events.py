@@ -79,7 +79,6 @@ class Bench:
             reason="",
             apply_seen=lambda _: self.did.append("stop seen"),
             view_lost=lambda: self.did.append("stop view lost"),
-            report_to=lambda _: None,
         )
         self.record.switch = self.switch
         record: Any = self.record

@@ -236,7 +236,7 @@ def test_an_older_word_changes_nothing_and_after_a_gap_the_first_one_counts() ->
 def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
     told: list[str] = []
     switch = StopSwitch(MemoryCluster(World()), clocks=Clock().clocks)
-    switch.report_to(SimpleNamespace(stop_changed=lambda: told.append(switch.reason)))
+    switch.listener = SimpleNamespace(stop_changed=lambda: told.append(switch.reason))
     switch.apply_seen(StopText("", "1"))  # resumed once, long ago
     assert told == []
     switch.apply_seen(StopText("drill", "2"))

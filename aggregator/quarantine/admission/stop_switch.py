@@ -55,7 +55,8 @@ class StopSwitch:
 
     def __attrs_post_init__(self) -> None:
         self._now = self._clocks.now
-        self._listeners: list[StopListener] = []
+        #: It is called at each change of `reason`.
+        self.listener: StopListener | None = None
         #: Why everything is stopped; empty: it is not.
         self.reason = ""
         self._set = self._version = ""
@@ -64,10 +65,6 @@ class StopSwitch:
         self._reading: asyncio.Task[None] | None = None
         self._read_at = float("-inf")
         self._failed = False
-
-    def report_to(self, listener: StopListener) -> None:
-        """Report each change of `reason` to it."""
-        self._listeners.append(listener)
 
     def lost(self) -> str:
         """Why nothing may begin, by what is known; empty: it may."""
@@ -88,9 +85,8 @@ class StopSwitch:
             self.reason = f"{self._set}{_GONE}" if self._set else ""
         else:
             self.reason = self._set = stop.reason
-        if self.reason != before:
-            for listener in self._listeners:
-                listener.stop_changed()
+        if self.reason != before and self.listener is not None:
+            self.listener.stop_changed()
 
     def view_lost(self) -> None:
         """A new list counts, even if its versions are lower: the store was restored."""

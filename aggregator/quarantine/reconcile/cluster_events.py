@@ -59,7 +59,7 @@ class RecordEvents:
     def __attrs_post_init__(self) -> None:
         self._fleet = self._registry.fleet
         self._switch = self.record_writer.switch
-        self._switch.report_to(self)
+        self._switch.listener = self
         #: The record's entries, and why it can't be used, by the last event.
         self._entries: Mapping[str, Entry] = {}
         self._problem = ""
