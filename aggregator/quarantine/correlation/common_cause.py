@@ -78,6 +78,8 @@ class CommonCauseTracker:
     def __attrs_post_init__(self) -> None:
         self._acting = acting_checks(self._policy)
         self._common = CommonCauses(self._limits, self._registry)
+        #: The causes that are open, by id.
+        self._open = self._common.open
         labels = (*self._limits.domain_labels, self._limits.clique_label)
         self._labels = tuple(dict.fromkeys(labels))
         self._cooldown_reported = ChangeNotice()
@@ -252,11 +254,6 @@ class CommonCauseTracker:
             found.append(suspects)
         return tuple(found)
 
-    @property
-    def _open(self) -> Mapping[str, CommonCause]:
-        """The causes that are open."""
-        return self._common.open
-
     def explains(self, node_state: NodeState, incident: Incident) -> str:
         """The id of an open cause, where open causes explain all of this incident of the node."""
         if not self._open:
@@ -279,7 +276,7 @@ class CommonCauseTracker:
         if not (self._open or ended):
             self._registry.fleet.causes = {}
             return  # as nearly always: no fabric has an event either
-        self._registry.fleet.causes = self._origins.update(self._common.open.values())
+        self._registry.fleet.causes = self._origins.update(self._open.values())
         reports = [(cause, None) for cause in opened if not cause.fabric]
         for cause, origin in (*reports, *self._origins.due()):
             text = f"common cause: {cause.reason}"
