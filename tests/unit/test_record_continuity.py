@@ -13,12 +13,10 @@ from aggregator.quarantine.decide.admission_record import (
     Rebuilt,
     Record,
     discontinuity,
-    entry_of,
     has_begun,
     rebuild,
     takes_a_place,
 )
-from aggregator.quarantine.decide.intent import OURS
 
 KNOWN = Known("uid-1", "text", Record(generation=5))
 
@@ -127,11 +125,6 @@ def quarantine(phase: Phase = Phase.CORDONED, problem: str = "", **status: Any) 
     spec = QuarantineSpec(Action.CORDON, "gpu", "why", incident="i-1")
     found = QuarantineStatus(phase=phase, **status)
     return Quarantine("n1", "uid", "1", spec, found, created_at=7.0, problem=problem)
-
-
-def test_the_entry_of_a_quarantine_has_its_incident_and_its_pools() -> None:
-    ours = replace(quarantine().spec, requester=OURS)
-    assert entry_of("n1", ours, 9.0, "a", "b") == Entry("n1", "i-1", "a", 9.0, policy_pool="b")
 
 
 @pytest.mark.parametrize("phase", list(Phase))

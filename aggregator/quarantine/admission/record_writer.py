@@ -47,7 +47,6 @@ from aggregator.quarantine.decide.admission_record import (
     RunningOperation,
     discontinuity,
     dump_record,
-    entry_of,
     has_begun,
     parse_record,
     rebuild,
@@ -245,7 +244,8 @@ class AdmissionRecordWriter:
         await self.enter(self._entry_of(node, spec, self._wall()))
 
     def _entry_of(self, node: str, spec: QuarantineSpec, at: float) -> Entry:
-        return entry_of(node, spec, at, self._registry.pool_of(node), self._pools.name_of(node))
+        pool, policy_pool = self._registry.pool_of(node), self._pools.name_of(node)
+        return Entry(node, spec.incident, pool, at, policy_pool)
 
     async def entry(self, node: str) -> Entry | None:
         """The node's entry, to be taken out at the end of the release that begins now, or None.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from aggregator.cluster.port import Phase, Quarantine, QuarantineSpec
+from aggregator.cluster.port import Phase, Quarantine
 from aggregator.policy.repairs import TEST
 
 
@@ -413,11 +413,6 @@ def rebuild(
         generation=max(record.generation, before.generation, newest),
         rebuilt=rebuilt,
     )
-
-
-def entry_of(node: str, spec: QuarantineSpec, at: float, pool: str, policy_pool: str) -> Entry:
-    """The entry of a Quarantine that is in force since ``at``, of a node in these pools."""
-    return Entry(node, spec.incident, pool, at, policy_pool)
 
 
 def takes_a_place(quarantine: Quarantine) -> bool:
