@@ -70,30 +70,24 @@ def symptoms_of(
         for one in bad
         if one.check not in EDGES and (not named or one.check in named or one.key in health.own)
     ]
-    for incident in incidents.values():
-        for item in incident.evidence:
-            if item.over:
-                continue
-            fault = health.faults.get(item.key)
-            if fault is None or fault.missing:
-                continue
-            what = what_of(item, policy, gpus)
-            acts = item.action != "observe"
-            of_fabric = what == NVLINK and not is_ignored(fault, health, policy)
-            if acts or of_fabric:
-                found.append(Symptom(what, "", fault.first_at, acts))
-    evidence = (item for incident in incidents.values() for item in incident.evidence)
+    evidence = [item for incident in incidents.values() for item in incident.evidence]
+    for item in evidence:
+        fault = health.faults.get(item.key)
+        if item.over or fault is None or fault.missing:
+            continue
+        what = what_of(item, policy, gpus)
+        acts = item.action != "observe"
+        of_fabric = what == NVLINK and not is_ignored(fault, health, policy)
+        if acts or of_fabric:
+            found.append(Symptom(what, "", fault.first_at, acts))
     known = {item.key for item in evidence if item.over or item.action != "observe"}
-    found += [
-        Symptom(
-            _what_of_fault(match.code, match.component, match.rule.name, policy, gpus),
-            "",
-            match.since,
-            acting=True,
-        )
-        for match in waiting_faults(policy, health)
-        if (match.code, match.component) not in known and not match.lost
-    ]
+    for match in waiting_faults(policy, health):
+        if match.lost or (match.code, match.component) in known:
+            continue
+        of_link = is_nvlink_code(match.code, policy)
+        of_link = of_link or is_verdict_on(match.code, match.component, gpus)
+        what = NVLINK if of_link else f"rule:{match.rule.name}"
+        found.append(Symptom(what, "", match.since, acting=True))
     return fewest(frozenset(found))
 
 
@@ -126,19 +120,10 @@ def what_of(item: Evidence, policy: Policy, gpus: frozenset[str] = _NONE) -> str
     """The `Symptom.what` of a piece of evidence. ``gpus``: those with NVLink evidence."""
     if item.code == SILENT_FAILING:
         return SILENCE
-    if item.cleared_by is not None:
-        return _what_of_fault(item.code, item.component, item.rule, policy, gpus)
     if is_nvlink(item, policy) or is_verdict_on(item.code, item.component, gpus):
         return NVLINK
-    return f"check:{item.code.partition(':')[0]}"
-
-
-def _what_of_fault(
-    code: str, component: str, rule: str, policy: Policy, gpus: frozenset[str]
-) -> str:
-    if is_nvlink_code(code, policy) or is_verdict_on(code, component, gpus):
-        return NVLINK
-    return f"rule:{rule}"
+    is_fault = item.cleared_by is not None
+    return f"rule:{item.rule}" if is_fault else f"check:{item.code.partition(':')[0]}"
 
 
 def target_of(item: Evidence) -> str:
