@@ -15,6 +15,7 @@ from aggregator.quarantine.decide.common_cause import (
     CommonLimits,
     Group,
     Population,
+    Signs,
 )
 from aggregator.quarantine.decide.symptoms import NVLINK, SILENCE
 from aggregator.runtime.interning import EMPTY
@@ -60,7 +61,7 @@ class Fleet:
     ) -> list[CommonCause]:
         shown = {name: since.get(name, 0.0) for name in nodes}
         at = {component: dict.fromkeys(seen, 0.0) for component, seen in (targets or {}).items()}
-        return self.search.causes(what, shown, at, frozenset(shown))
+        return self.search.causes(what, Signs(shown, at, set(shown)))
 
 
 def cause(scope: str) -> CommonCause:

@@ -48,6 +48,8 @@ _MOST_CAUSES = 32
 #: Targets of one symptom that are examined, those first that most nodes fail to reach.
 _MOST_TARGETS = 64
 _NAMED = 10
+#: A symptom of more nodes than these is counted anew as they change, or this often (seconds).
+MANY, AGAIN = 200, 5.0
 
 SCOPES = ("check", "target", "place", "version", "agents")
 #: Any symptom that a rule acts on: a new agent version is evaluated by this.
@@ -171,6 +173,27 @@ class _Unexplained:
 
 
 @dataclass(slots=True)
+class Signs:
+    """All nodes that show one symptom, with the time it began there; and per component.
+
+    ``acting``: those of the nodes on which a rule acts on it.
+    """
+
+    nodes: dict[str, float] = field(default_factory=dict)
+    targets: dict[str, dict[str, float]] = field(default_factory=dict)
+    acting: set[str] = field(default_factory=set)
+    found: dict[str, CommonCause] = field(default_factory=dict)
+    changes: int = 0
+    counted_at: float = float("-inf")
+
+    def is_due(self, now: float) -> bool:
+        """Whether to count anew: at once; for many nodes when a fiftieth of them has changed."""
+        if not self.changes:
+            return False
+        return self.changes * 50 >= len(self.nodes) - MANY or now - self.counted_at >= AGAIN
+
+
+@dataclass(slots=True)
 class Population:
     """The nodes that report: the groups that each is of, and how many there are of each.
 
@@ -211,20 +234,11 @@ class CauseSearch:
         ids |= {_domain(group, FLAGS) for group in groups if self._may_explain(group, FLAGS)}
         return frozenset(ids)
 
-    def causes(
-        self,
-        what: str,
-        nodes: Mapping[str, float],
-        targets: Mapping[str, Mapping[str, float]],
-        acting: Container[str],
-    ) -> list[CommonCause]:
-        """The causes of one symptom: the one that explains most nodes first, then of the rest.
-
-        ``acting`` has the nodes on which a rule acts on the symptom.
-        """
-        if len(nodes) < LEAST_IN_CLIQUE:
+    def causes(self, what: str, shown: Signs) -> list[CommonCause]:
+        """The causes of one symptom: the one that explains most nodes first, then of the rest."""
+        if len(shown.nodes) < LEAST_IN_CLIQUE:
             return []
-        left = self._unexplained(what, nodes, targets, acting)
+        left = self._unexplained(what, shown)
         causes: list[CommonCause] = []
         while len(left.nodes) >= LEAST_IN_CLIQUE and len(causes) < _MOST_CAUSES:
             candidates = list(self._candidates(what, left))
@@ -236,17 +250,11 @@ class CauseSearch:
                 left.drop(node, self._crowd.groups[node])
         return causes
 
-    def _unexplained(
-        self,
-        what: str,
-        nodes: Mapping[str, float],
-        targets: Mapping[str, Mapping[str, float]],
-        acting: Container[str],
-    ) -> "_Unexplained":
+    def _unexplained(self, what: str, shown: Signs) -> "_Unexplained":
         """All nodes, grouped by shared properties. Done once: a mass event has many causes."""
         # Nodes of the same groups share one tuple: each of its groups is handled once for all.
         alike: dict[int, tuple[tuple[Group, ...], dict[str, float]]] = {}
-        for node, since in nodes.items():
+        for node, since in shown.nodes.items():
             groups = self._crowd.groups[node]
             alike.setdefault(id(groups), (groups, {}))[1][node] = since
         may: dict[Group, dict[str, float]] = {}
@@ -255,15 +263,12 @@ class CauseSearch:
                 if self._may_explain(group, what):
                     may.setdefault(group, {}).update(members)
         many = sorted(
-            (component for component, seen in targets.items() if len(seen) >= LEAST),
-            key=lambda component: (-len(targets[component]), component),
+            (component for component, seen in shown.targets.items() if len(seen) >= LEAST),
+            key=lambda component: (-len(shown.targets[component]), component),
         )[:_MOST_TARGETS]
-        at = {
-            component: {node: since for node, since in targets[component].items() if node in nodes}
-            for component in many
-        }
+        at = {component: dict(shown.targets[component]) for component in many}
         seen_by = self._sees.observers(what.partition(":")[2], many) if many else {}
-        return _Unexplained(dict(nodes), may, at, seen_by, acting)
+        return _Unexplained(dict(shown.nodes), may, at, seen_by, shown.acting)
 
     def _best(self, candidates: Sequence[_Candidate]) -> _Candidate:
         """Of those that explain (nearly) most: one that is open already, then the most exact."""
@@ -428,29 +433,6 @@ def _domain(group: Group, what: str) -> str:
 
 #: A cause is over when it has not held for this long (seconds).
 SETTLE = 60.0
-#: A symptom of more nodes than these is counted anew as they change, or this often (seconds).
-MANY, AGAIN = 200, 5.0
-
-
-@dataclass(slots=True)
-class _Signs:
-    """All nodes that show one symptom, with the time it began there; and per component.
-
-    ``acting``: those of the nodes on which a rule acts on it.
-    """
-
-    nodes: dict[str, float] = field(default_factory=dict)
-    targets: dict[str, dict[str, float]] = field(default_factory=dict)
-    acting: set[str] = field(default_factory=set)
-    found: dict[str, CommonCause] = field(default_factory=dict)
-    changes: int = 0
-    counted_at: float = float("-inf")
-
-    def is_due(self, now: float) -> bool:
-        """Whether to count anew: at once; for many nodes when a fiftieth of them has changed."""
-        if not self.changes:
-            return False
-        return self.changes * 50 >= len(self.nodes) - MANY or now - self.counted_at >= AGAIN
 
 
 @dataclass(slots=True)
@@ -468,7 +450,7 @@ class CommonCauses:
     def __init__(self, limits: CommonLimits, sees: Observers) -> None:
         self._crowd = Population()
         self._nodes: dict[str, _Node] = {}
-        self._signs: dict[str, _Signs] = {}
+        self._signs: dict[str, Signs] = {}
         self._silent = (0, 0)
         #: The open causes, by id.
         self.open: dict[str, CommonCause] = {}
@@ -525,7 +507,7 @@ class CommonCauses:
     def _show(
         self, node: str, what: str, before: Sequence[Symptom], after: Sequence[Symptom]
     ) -> None:
-        shown = self._signs.setdefault(what, _Signs())
+        shown = self._signs.setdefault(what, Signs())
         shown.changes += 1
         shown.nodes.pop(node, None)
         shown.acting.discard(node)
@@ -563,7 +545,7 @@ class CommonCauses:
         found: dict[str, CommonCause] = {}
         for what, shown in list(self._signs.items()):
             if shown.is_due(now):
-                causes = self._blame.causes(what, shown.nodes, shown.targets, shown.acting)
+                causes = self._blame.causes(what, shown)
                 shown.found = {cause.id: cause for cause in causes}
                 shown.changes, shown.counted_at = 0, now
                 if not (shown.nodes or shown.found):
