@@ -345,33 +345,28 @@ class CauseSearch:
         subject = f"{label} {value}" if label in VERSIONS else f"{label}={value}"
         names = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}
         evidence = names.get(what, what.replace(":", " "))
+        many = f"{evidence} on {len(nodes)} of {size} nodes"
         if label in (limits.clique_label, FABRIC, FABRIC_BY_LABEL):
-            if self._are_one_fabrics(nodes, left.acting):
-                limit, at, one = "limits.clique_label", label, "clique"
-                if label != limits.clique_label:
-                    subject, limit, at, one = f"NVLink fabric {value}", "fabric", value, "fabric"
-                reason = (
-                    f"{subject}: {evidence} on {len(nodes)} of {size} nodes; two of one {one} "
-                    f"within {span(limits.window)} are the {one}'s"
-                )
-                cause = CommonCause(ident, "place", what, limit, at, reason, len(nodes), size)
-                yield _Candidate(cause, frozenset(nodes))
-            return
-        least = LEAST if label in VERSIONS else LEAST_IN_PLACE
-        most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))
-        others, theirs = len(self._crowd.groups) - size, len(left.nodes) - len(nodes)
-        if others < LEAST or len(nodes) * others < CONTRAST * theirs * size:
-            return
-        if self._too_many(ident, nodes, most):
-            reason = (
-                f"{subject}: {evidence} on {len(nodes)} of {size} nodes, and on {theirs} of "
-                f"{others} others; more than {limits.domain_percent:g}% within "
-                f"{span(limits.window)} are one cause"
-            )
-            scope = "version" if label in VERSIONS else "place"
+            if not self._are_one_fabrics(nodes, left.acting):
+                return
+            limit, at, one = "limits.clique_label", label, "clique"
+            if label != limits.clique_label:
+                subject, limit, at, one = f"NVLink fabric {value}", "fabric", value, "fabric"
+            why = f"two of one {one} within {span(limits.window)} are the {one}'s"
+        else:
+            least = LEAST if label in VERSIONS else LEAST_IN_PLACE
+            most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))
+            others, theirs = len(self._crowd.groups) - size, len(left.nodes) - len(nodes)
+            if others < LEAST or len(nodes) * others < CONTRAST * theirs * size:
+                return
+            if not self._too_many(ident, nodes, most):
+                return
             limit, at = "limits.domain_percent", limit_text(limits, "domain_percent")
-            cause = CommonCause(ident, scope, what, limit, at, reason, len(nodes), size)
-            yield _Candidate(cause, frozenset(nodes))
+            many += f", and on {theirs} of {others} others"
+            why = f"more than {at} within {span(limits.window)} are one cause"
+        scope, reason = "version" if label in VERSIONS else "place", f"{subject}: {many}; {why}"
+        cause = CommonCause(ident, scope, what, limit, at, reason, len(nodes), size)
+        yield _Candidate(cause, frozenset(nodes))
 
     def _are_one_fabrics(self, nodes: Mapping[str, float], acting: Container[str]) -> bool:
         """Whether the fabric is the cause: a rule acts on two nodes, or three show it, at once.
