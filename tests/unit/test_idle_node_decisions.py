@@ -34,7 +34,6 @@ from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     next_test,
 )
-from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
     NodeTest,
@@ -308,7 +307,7 @@ def reserve(
     idle = IdleNodeRules(concurrent=most, concurrent_percent=100.0)
     rules = idle if one.kind == IDLE_TEST else NewNodeRules(concurrent=most)
     size = FleetSize(100, 100)
-    return reservation.reserve(record, one, NodeTestLimits(rules), size, now=now, stop=stop)
+    return reservation.reserve(record, one, rules, size, now=now, stop=stop)
 
 
 @pytest.mark.slow
@@ -373,8 +372,8 @@ def test_the_count_or_the_share_of_the_fleet_whichever_is_less_bounds_idle_tests
     record, begun = Record(), 0
     for number in range(concurrent + 1):
         one = RunningOperation(f"n{number}", f"o{number}", IDLE_TEST, 0.0, 390.0)
-        size, limits = FleetSize(nodes, nodes), NodeTestLimits(rules)
-        record, held = reservation.reserve(record, one, limits, size, now=10.0)
+        size = FleetSize(nodes, nodes)
+        record, held = reservation.reserve(record, one, rules, size, now=10.0)
         begun += held is None
     assert begun == most
     assert held is not None

@@ -34,7 +34,6 @@ from aggregator.quarantine.decide.new_nodes import (
     why_untested,
     without_taint,
 )
-from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,
@@ -314,7 +313,7 @@ def wanted(node: str, number: int = 1) -> RunningOperation:
 def reserve_test(
     record: Record, one: RunningOperation, most: int, *, now: float, stop: str = ""
 ) -> tuple[Record, Held | None]:
-    limits = NodeTestLimits(NewNodeRules(concurrent=most))
+    limits = NewNodeRules(concurrent=most)
     return reserve(record, one, limits, FleetSize(100, 100), now=now, stop=stop)
 
 

@@ -152,6 +152,10 @@ class Record:
         """The tests of nodes without a quarantine that run, by node."""
         return {one.node: one for one in self.operations.values() if one.is_node_test}
 
+    def tests_of_others(self, node: str) -> list[RunningOperation]:
+        """The tests of `node_tests` on other nodes."""
+        return [one for one in self.node_tests.values() if one.node != node]
+
     def enter(self, entries: Iterable[Entry]) -> "Record":
         """With these entries; one that is there already keeps its time and is no new admission."""
         in_force = dict(self.entries)

@@ -2,7 +2,7 @@
 
 Invariants:
 - A node is tested only where no reason is against it and no pod is on it that a drain would move.
-- `no_room_for_idle` lets no test begin past `IdleNodeRules.concurrent` and its share of the nodes,
+- `IdleNodeRules.hold` lets no test begin past ``concurrent`` and its share of the nodes,
   and never two in one failure domain. The record is changed by compare-and-set, so this holds for
   any interleaving.
 - A test without a verdict changes nothing of what is known of the node: an earlier failure stays
@@ -20,7 +20,8 @@ from pydantic import Field
 from aggregator.cluster.port import Pod, RepairState
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share, shaped
-from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOperation
+from aggregator.quarantine.decide.admission import FleetSize
+from aggregator.quarantine.decide.admission_record import IDLE_TEST, Record, RunningOperation
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.node_tests import (
@@ -81,6 +82,29 @@ class IdleNodeRules(SectionDataclass):
             (self.concurrent, "repair.idle_nodes.concurrent", str(self.concurrent)),
             (share, "repair.idle_nodes.concurrent_percent", f"{self.concurrent_percent:g}%"),
         )
+
+    # Implements `OperationLimits`.
+
+    def current(self, record: Record, _now: float) -> Record:
+        return record
+
+    def hold(self, record: Record, proposal: RunningOperation, size: FleetSize) -> Held | None:
+        """Repairs and tests of new nodes count for no limit of idle tests, except that none begins
+        in the domain of a repair; and idle tests hold neither of those.
+        """
+        idle = [one for one in record.tests_of_others(proposal.node) if one.kind == IDLE_TEST]
+        most, name, value = self.most(size.nodes)
+        if len(idle) >= most:
+            nodes_are = "node is" if len(idle) == 1 else "nodes are"
+            return Held(name, value, f"{len(idle)} idle {nodes_are} being tested")
+        running = (*idle, *record.repairs.values())
+        for domain in proposal.domains:
+            near = next((one for one in running if domain in one.domains), None)
+            if near is not None:
+                what = "tested" if near.kind == IDLE_TEST else "repaired"
+                text = f"{near.node} is being {what}, which has {domain} too"
+                return Held("repair.domain", "1", text)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,31 +224,3 @@ def refused(test: NodeTest, why: str, *, at: float) -> NodeTest:
     """The end of a requested test that did not begin. ``at``: wall clock seconds."""
     begun = replace(test, began_at=at)
     return ended(begun, RepairState.CANCELLED, f"refused: {why}", at=at)
-
-
-def no_room_for_idle(
-    others: Iterable[RunningOperation],
-    repairs: Iterable[RunningOperation],
-    domains: Collection[str],
-    rules: IdleNodeRules,
-    nodes: int,
-) -> Held | None:
-    """Why no further idle node may be tested next to the ``others`` and the ``repairs`` under way;
-    None: one may. ``nodes``: those of the fleet.
-
-    Repairs and tests of new nodes count for no limit of idle tests, except that none begins in the
-    domain of a repair; and idle tests hold neither of those.
-    """
-    idle = [one for one in others if one.kind == IDLE_TEST]
-    most, name, value = rules.most(nodes)
-    if len(idle) >= most:
-        nodes_are = "node is" if len(idle) == 1 else "nodes are"
-        return Held(name, value, f"{len(idle)} idle {nodes_are} being tested")
-    running = (*idle, *repairs)
-    for domain in domains:
-        near = next((one for one in running if domain in one.domains), None)
-        if near is not None:
-            what = "tested" if near.kind == IDLE_TEST else "repaired"
-            text = f"{near.node} is being {what}, which has {domain} too"
-            return Held("repair.domain", "1", text)
-    return None

@@ -6,11 +6,11 @@ Invariants:
 - Without a person's request at most `NewNodeRules.attempts` tests end without a verdict in one
   boot, and a failed test is the last one of its boot: so the tests of a node end. A quarantine
   that has begun since, and is over, begins the count anew: the node was repaired or tested there.
-- `no_room` lets no test begin past `NewNodeRules.concurrent`. The record is changed by
+- `NewNodeRules.no_room` lets no test begin past ``concurrent``. The record is changed by
   compare-and-set, so this holds for any interleaving of replicas.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,7 +19,8 @@ from pydantic import BeforeValidator, Field
 from aggregator.cluster.port import Node, NodeTestCondition, RepairState, Taint
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import LabelKey, refuse, show
-from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOperation
+from aggregator.quarantine.decide.admission import FleetSize
+from aggregator.quarantine.decide.admission_record import IDLE_TEST, Record, RunningOperation
 from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.node_tests import (
     VERDICTS,
@@ -66,6 +67,22 @@ class NewNodeRules(SectionDataclass):
     """New nodes under test at once, in the whole fleet."""
     remove_taint: bool = True
     """``false``: another controller removes the taint, by the condition ``SickbayTestPassed``."""
+
+    def no_room(self, record: Record, node: str) -> Held | None:
+        """Why this new node may not be tested next to the others; None: it may."""
+        new = sum(one.kind != IDLE_TEST for one in record.tests_of_others(node))
+        if new < self.concurrent:
+            return None
+        text = f"{counted(new, 'new node is', 'new nodes are')} being tested"
+        return Held("repair.new_nodes.concurrent", str(self.concurrent), text)
+
+    # Implements `OperationLimits`.
+
+    def current(self, record: Record, _now: float) -> Record:
+        return record
+
+    def hold(self, record: Record, proposal: RunningOperation, _size: FleetSize) -> Held | None:
+        return self.no_room(record, proposal.node)
 
 
 def next_test(
@@ -186,15 +203,3 @@ def condition_of(
     more = f": {test.message}" if test.message and not test.is_busy else ""
     text = f"test {test.profile} {words} (operation {test.operation}, boot {test.boot_id}){more}"
     return NodeTestCondition(status, reason, text)
-
-
-# -- the limit of the fleet -----------------------------------------------------------------------
-
-
-def no_room(others: Iterable[RunningOperation], concurrent: int) -> Held | None:
-    """Why no further new node may be tested next to the ``others``; None: one may."""
-    new = sum(one.kind != IDLE_TEST for one in others)
-    if new < concurrent:
-        return None
-    text = f"{counted(new, 'new node is', 'new nodes are')} being tested"
-    return Held("repair.new_nodes.concurrent", str(concurrent), text)

@@ -29,7 +29,7 @@ class OperationLimits(Protocol):
         """The record without what counts no more for these limits."""
         ...
 
-    def hold(self, record: Record, proposal: RunningOperation, size: FleetSize) -> Held | None:
+    def hold(self, record: Record, proposal: RunningOperation, size: FleetSize, /) -> Held | None:
         """Why it may not begin now, or None. ``record`` is a current one."""
         ...
 

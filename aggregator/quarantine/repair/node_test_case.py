@@ -22,7 +22,6 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.act_guard import NEVER, FreshRead
 from aggregator.quarantine.decide.idle_nodes import refused, why_refused
 from aggregator.quarantine.decide.new_nodes import is_tainted, without_taint
-from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
     NodeTest,
@@ -89,8 +88,8 @@ class NodeTestCase(OperationCase):
 
     def limits(self, attempt: RepairAttempt) -> tuple[str, OperationLimits]:
         test, shared = _test(attempt), self._shared
-        rules = shared.settings.rules.in_service if test.reason == IDLE else shared.rules
-        return reserved_kind(test), NodeTestLimits(rules)
+        idle = test.reason == IDLE
+        return reserved_kind(test), shared.settings.rules.in_service if idle else shared.rules
 
     def spec(self, attempt: RepairAttempt, because: str) -> OperationSpec:
         return OperationSpec(

@@ -11,8 +11,7 @@ from aggregator.cluster.port import Action, Guard, GuardRefused, HookState, Node
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.idle_nodes import in_use
-from aggregator.quarantine.decide.new_nodes import is_tainted, no_room
-from aggregator.quarantine.decide.node_test_limits import other_tests
+from aggregator.quarantine.decide.new_nodes import is_tainted
 from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,
@@ -94,8 +93,7 @@ class NodeTestChecks:
         why = self.against_state(name, self.shared.registry.known(name))
         if why:
             return why
-        others = other_tests(self.shared.record_writer.current_record(), name)
-        held = no_room(others.values(), self.shared.rules.concurrent)
+        held = self.shared.rules.no_room(self.shared.record_writer.current_record(), name)
         return held.text if held is not None else ""
 
     def against_state(self, name: str, node_state: NodeState | None) -> str:
