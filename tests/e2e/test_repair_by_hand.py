@@ -77,7 +77,7 @@ def test_a_person_has_a_drained_node_repaired_once_and_sees_it_everywhere(
     # Until then a request is refused because there is no controller.
     stack.aggregator.wait_for_log("leader.acquired")
     refused = person.sickbay("repair", node, "gpu-reset", "--yes", code=2)
-    assert f"{node} is not in quarantine" in refused
+    assert f"{node}: it is not in quarantine" in refused
     person.sickbay("quarantine", node, "--action", "drain", "--reason", "fan 3", "--yes")
     stack.until_phase(node, "Drained", timeout_s=120)
     waits = person.repair(node)["waits"]

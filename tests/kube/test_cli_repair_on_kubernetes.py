@@ -88,7 +88,7 @@ async def test_a_request_is_made_with_the_persons_own_rights_while_no_aggregator
     under_way = present(await kube.operations.read(f"{made.uid}-1-reboot"))
     assert under_way.deleting, "the finalizer keeps it, and the aggregator cancels it"
     refused = await in_process("repair", well, "reboot", "--yes", *person)
-    assert (refused.code, f"{well} is not in quarantine" in refused.err) == (2, True)
+    assert (refused.code, f"{well}: it is not in quarantine" in refused.err) == (2, True)
     assert await requests_on(kube, well) == []
     typo = await in_process("repair", "no-such-node", "reboot", "--yes", *person)
     assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
