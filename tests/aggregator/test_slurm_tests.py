@@ -126,7 +126,7 @@ def test_no_job_starts_next_to_a_test_and_none_is_tested_in_service(site: Site) 
     job = slurm.submit("w1")
     refused = site.request_test()
     assert refused.returncode == 2
-    assert "Of a node in service no test begins: a job could start next to it" in refused.stderr
+    assert "a job could start next to the test of a node in service" in refused.stderr
     assert "first: sickbay quarantine w1 --action drain" in refused.stderr
     site.quarantine("drain", "Draining")
     refused = site.request_test()
