@@ -226,15 +226,6 @@ def test_shares_are_rounded_down_and_never_to_none(
     assert allowance(total, percent) == allowed
 
 
-def test_a_node_that_is_asked_for_again_and_then_admitted_is_not_held_as_well() -> None:
-    limits = replace(OPEN, pool_label="pool", pool_percent=100)
-    size = FleetSize(10, 10, {"b": 10})
-    twice = [proposal("n1", "a"), proposal("n1", "b")]
-    outcome = AdmissionBatch(Record(), limits, size, now=5.0).admit(twice)
-    assert outcome.admitted == {"n1"}
-    assert outcome.held == {}
-
-
 def test_a_pool_of_no_known_node_admits_nobody() -> None:
     limits = replace(OPEN, pool_label="pool", pool_percent=100)
     outcome = ask(Record(), limits, FleetSize(10, 10, {"a": 10}), "n1", pool="b")
