@@ -53,6 +53,22 @@ def always() -> bool:
     return True
 
 
+async def retain(
+    cluster: MemoryCluster,
+    fleet: FleetState | None = None,
+    may_act: Callable[[], bool] = always,
+) -> None:
+    """One round of the retention of these operations."""
+    retention = OperationRetention(
+        cluster=cluster,
+        fleet=fleet or FleetState(),
+        clocks=Clocks(lambda: 0.0, lambda: NOW),
+        window=WEEK,
+        may_act=may_act,
+    )
+    await retention.go_round()
+
+
 async def go_round(
     world: World,
     *,
@@ -63,14 +79,8 @@ async def go_round(
     """The phases after one round."""
     summary = NodeSummary("n1")
     summary.quarantine_view.write(STANDING)
-    retention = OperationRetention(
-        cluster=MemoryCluster(world),
-        fleet=FleetState({"n1": summary}, view_lost=view_lost, node_tests=dict(tests or {})),
-        clocks=Clocks(lambda: 0.0, lambda: NOW),
-        window=WEEK,
-        may_act=may_act,
-    )
-    await retention.go_round()
+    fleet = FleetState({"n1": summary}, view_lost=view_lost, node_tests=dict(tests or {}))
+    await retain(MemoryCluster(world), fleet, may_act)
     return {name: one.status.phase for name, one in world.operations.by_name.items()}
 
 
@@ -220,14 +230,7 @@ async def test_one_that_can_not_be_removed_keeps_none_of_the_others() -> None:
         await drop(operation)
 
     cluster.operations.drop = refusing  # type: ignore[method-assign]
-    retention = OperationRetention(
-        cluster=cluster,
-        fleet=FleetState(),
-        clocks=Clocks(lambda: 0.0, lambda: NOW),
-        window=WEEK,
-        may_act=always,
-    )
-    await retention.go_round()
+    await retain(cluster)
     assert set(world.operations.by_name) == {"first", "second"}
 
 
@@ -243,14 +246,7 @@ async def test_an_operation_that_another_has_changed_meanwhile_waits_for_the_nex
         return found
 
     cluster.operations.all = late  # type: ignore[method-assign]
-    retention = OperationRetention(
-        cluster=cluster,
-        fleet=FleetState(),
-        clocks=Clocks(lambda: 0.0, lambda: NOW),
-        window=WEEK,
-        may_act=always,
-    )
-    await retention.go_round()
+    await retain(cluster)
     status = world.operations.by_name["ordered"].status
     assert (status.phase, status.message) == (RepairState.ORDERED, "changed")
 
@@ -402,14 +398,7 @@ async def test_a_request_waits_for_the_first_test_of_its_node_and_while_none_is_
         node_tests=tainted,
         repairs=RepairPlan(tests_in_service=True),
     )
-    retention = OperationRetention(
-        cluster=MemoryCluster(world),
-        fleet=fleet,
-        clocks=Clocks(lambda: 0.0, lambda: NOW),
-        window=WEEK,
-        may_act=always,
-    )
-    await retention.go_round()
+    await retain(MemoryCluster(world), fleet)
     assert {name: one.status.phase for name, one in world.operations.by_name.items()} == {
         "new": RepairState.PENDING,
         "in-service": RepairState.PENDING,
@@ -494,10 +483,7 @@ async def test_a_request_in_service_is_left_to_the_installation_that_tests_its_n
         await other.go_round()
         await reported(world, tests)
     assert len(world.writes) == written, "they do not write in turns"
-    retention = OperationRetention(
-        cluster=theirs, fleet=tests_none, clocks=clocks, window=WEEK, may_act=always
-    )
-    await retention.go_round()
+    await retain(theirs, tests_none)
     assert world.operations.by_name["a"].status.phase is RepairState.PENDING
 
 
