@@ -255,7 +255,7 @@ async def test_a_node_that_may_not_be_cordoned_again_is_told_to_be_schedulable(
     await until(lambda: not is_told_schedulable(world), within=240)
 
 
-async def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> None:
+async def test_an_uncordon_in_a_stop_and_then_a_lost_taint_are_told_and_undone_after_it() -> None:
     world = world_with_a_job()
     replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))
     await quarantined(world, replica)
@@ -266,21 +266,11 @@ async def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> N
     assert "the stop switch is set" in world.quarantines["n1"].status.uncordoned
     await asyncio.sleep(600)
     assert replica.notes.kinds("n1").count(UNCORDONED) == 1
+    world.set_node(replace(world.nodes["n1"], taints=()))
+    await until(lambda: lacks_the_taint(world), within=60)
     world.person_stops("")
     await until(lambda: is_cordoned_again(world) and not is_told_schedulable(world))
     assert "cordoned again (1 of" in world.quarantines["n1"].status.uncordoned
-
-
-async def test_a_taint_removed_from_a_node_that_is_left_schedulable_is_told() -> None:
-    world = world_with_a_job()
-    replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))
-    await quarantined(world, replica)
-    world.person_stops("a test")
-    await asyncio.sleep(5)
-    world.person_uncordons("n1")
-    await until(lambda: is_told_schedulable(world), within=30)
-    world.set_node(replace(world.nodes["n1"], taints=()))
-    await until(lambda: lacks_the_taint(world), within=60)
 
 
 def is_told_schedulable(world: World) -> bool:
