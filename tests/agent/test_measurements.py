@@ -202,16 +202,18 @@ class MeasuringNode(SimulatedNode):
         return self.measured
 
 
-async def test_a_stream_sends_changes_and_the_next_stream_names_its_series_anew(
+async def test_a_stream_sends_changes_alone_and_the_next_names_its_series_anew(
     aggregator: FakeAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
     assert aggregator.welcome is not None
     aggregator.welcome.heartbeat_interval_ms = 1000
     node = simulated_node(aggregator.address, MeasuringNode)
-    node.measured = [Measured("gpu-clock", "GPU-0", "H200", 1980)]
     node.start()
-    await until(lambda: bool(aggregator.streams and aggregator.latest.measured), within=30)
+    await until(lambda: bool(aggregator.streams and len(aggregator.latest.digests) > 1), within=30)
+    assert not aggregator.latest.measured, "a node that measures nothing sends nothing"
+    node.measured = [Measured("gpu-clock", "GPU-0", "H200", 1980)]
+    await until(lambda: bool(aggregator.latest.measured), within=30)
     [first, *_] = aggregator.latest.measured
     assert [(s.measure, s.component, s.model) for s in first.series] == [
         ("gpu-clock", "GPU-0", "H200")
@@ -246,17 +248,3 @@ def test_a_simulated_fleet_measures_as_a_real_one_and_has_equal_parts() -> None:
     encoder = MeasurementEncoder()
     sizes = [each.ByteSize() for one in minutes if (each := encoder.message(one)) is not None]
     assert max(sizes[1:]) < 100
-
-
-async def test_a_node_that_measures_nothing_sends_nothing(
-    aggregator: FakeAggregator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
-    assert aggregator.welcome is not None
-    aggregator.welcome.heartbeat_interval_ms = 1000
-    node = simulated_node(aggregator.address, MeasuringNode)
-    node.start()
-    await until(lambda: bool(aggregator.streams and len(aggregator.latest.digests) > 1), within=30)
-    assert not aggregator.latest.measured
-    task = present(node.cut())
-    await asyncio.wait({task})
