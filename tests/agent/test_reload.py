@@ -388,44 +388,36 @@ async def test_a_running_agent_follows_its_file_without_a_gap(
     assert looks["run"]["runs"] == 1
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-async def test_a_failed_part_that_is_named_no_longer_or_excluded_is_over(
-    aggregator: FakeAggregator,
-    agent: AgentProcess,
-    restarts: bool,  # noqa: FBT001
-) -> None:
-    place, quiet = ("disk-mounts", "/nothing-here"), agent.more
-    own = '[checks.disk-mounts]\ninterval = "1s"\n'
-    off = "[checks.disk-mounts]\non = false"
-    agent.more = quiet.replace(off, f'{own}expected = ["{place[1]}"]')
-    agent.start()
-    await agent.up()
-    await until(
-        lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
-    )
-    agent.more = quiet.replace(off, f'{own}exclude = ["/nothing-*"]' if restarts else own)
-    await _follows(agent, restarts=restarts)
-    await until(lambda: place not in aggregator.latest.components, what=agent.log())
+OFTEN = 'interval = "1s"'
+MOUNT, NAMED = ("disk-mounts", "/nothing-here"), 'expected = ["/nothing-here"]'
+TARGET, AIMED = ("reach", "tcp://127.0.0.1:1"), 'targets = ["127.0.0.1:1"]'
 
 
 @pytest.mark.parametrize(
-    ("restarts", "settings"),
-    [(True, 'interval = "1s"'), (False, "on = false"), (True, "on = false")],
+    ("place", "names", "then", "restarts"),
+    [
+        (MOUNT, NAMED, OFTEN, False),
+        (MOUNT, NAMED, f'{OFTEN}\nexclude = ["/nothing-*"]', True),
+        (TARGET, AIMED, OFTEN, True),
+        (TARGET, AIMED, "on = false", False),
+        (TARGET, AIMED, "on = false", True),
+    ],
 )
-async def test_a_failed_part_whose_name_or_check_was_taken_out_is_over(
+async def test_a_failed_part_that_is_not_named_any_more_or_excluded_or_not_checked_is_over(
     aggregator: FakeAggregator,
     agent: AgentProcess,
+    place: tuple[str, str],
+    names: str,
+    then: str,
     restarts: bool,  # noqa: FBT001
-    settings: str,
 ) -> None:
-    place, quiet = ("reach", "tcp://127.0.0.1:1"), agent.more
-    off = "[checks.reach]\non = false"
-    agent.more = quiet.replace(off, '[checks.reach]\ninterval = "1s"\ntargets = ["127.0.0.1:1"]')
+    quiet, check = agent.more, f"[checks.{place[0]}]"
+    agent.more = quiet.replace(f"{check}\non = false", f"{check}\n{OFTEN}\n{names}")
     await agent.start().up()
     await until(
         lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
     )
-    agent.more = quiet.replace(off, f"[checks.reach]\n{settings}")
+    agent.more = quiet.replace(f"{check}\non = false", f"{check}\n{then}")
     await _follows(agent, restarts=restarts)
     await until(lambda: place not in aggregator.latest.components, what=agent.log())
 
