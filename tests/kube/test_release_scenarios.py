@@ -22,7 +22,6 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Guard, Node, NodeChange
 from aggregator.composition.core import build_controller
-from aggregator.events import EventKind
 from aggregator.health.model import Cleared, Component, Delta, Hello, Snapshot, Status
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN, exemption
@@ -179,51 +178,6 @@ async def bench(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]
 
 
 # -- evaluating ---------
-
-
-async def test_a_check_that_flaps_is_released_ever_later_and_told_once_over_two_lives(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    """Issue node-operation-controller#31: each of 10 failures was one cordon and one release."""
-    [node] = cluster_space.create_nodes(1)
-    rings: list[tuple[float, Status]] = []
-
-    def make_component(bench: Bench, status: Status) -> Component:
-        rings.append((bench.clock(), status))
-        base = DISK if status is Status.FAILED else WELL
-        return replace(base, since=bench.clock(), recent=tuple(rings))
-
-    async with running_bench(kube, cluster_space, keep=True) as bench:
-        bench.attach(node, snapshot(make_component(bench, Status.OK)))
-        for number in range(10):
-            bench.later(100, node)
-            bench.says(node, make_component(bench, Status.FAILED))
-            bench.later(120, node)
-            await bench.phase(node, "Drained")
-            bench.says(node, make_component(bench, Status.OK))
-            bench.later(LONG, node)
-            if number < 2:
-                await bench.free(node)
-        assert bench.status(node, "phase") == "Drained"
-        opened = [
-            one.summary
-            for one in bench.notes.transitions
-            if one.node == node and one.kind is EventKind.INCIDENT_OPENED
-        ]
-        assert ["flaps, 3 times" in one for one in opened] == [False, False, True]
-        kinds = bench.notes.kinds(node)
-        assert kinds.count("quarantine.cordoned") == 3
-        assert kinds.count("incident.changed") == 0
-        elapsed = bench.clock()
-    async with running_bench(kube, cluster_space) as bench:
-        bench.clock.time += elapsed
-        bench.attach(node, snapshot(replace(WELL, since=rings[-1][0], recent=tuple(rings))))
-        bench.later(LONG * 10, node)
-        await bench.settles()
-        assert bench.status(node, "phase") == "Drained", "another process remembers too"
-        bench.later(86_400.0, node)
-        bench.later(86_400.0, node)
-        await bench.free(node)
 
 
 async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
