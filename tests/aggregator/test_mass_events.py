@@ -183,6 +183,26 @@ async def test_three_nodes_alone_are_not_paralysed(fleet: Fleet) -> None:
     assert fleet.sick == ["n1"]
 
 
+@played_by(play, 4)
+async def test_of_four_nodes_one_is_lost_at_once_another_after_the_cooldown_and_no_third(
+    fleet: Fleet,
+) -> None:
+    """The shipped limits."""
+    fleet.break_([0])
+    await until(lambda: fleet.sick == ["n0"])
+    fleet.break_([1, 2])
+    await asyncio.sleep(60)
+    assert len(fleet.holds()) == 2
+    assert set(fleet.holds().values()) <= {"limits.new_per_window_percent", "limits.cooldown"}
+    for _ in range(2):
+        await asyncio.sleep(SHIPPED.limits.cooldown + 60)
+        assert len(fleet.sick) == 2
+    [(last, limit)] = fleet.holds().items()
+    hold = present(fleet.replica.fleet.node_summaries[last].decision.hold)
+    assert limit == "limits.concurrent_percent"
+    assert hold.reason.endswith("5 % allow 2 (limits.small_fleet_floor)")
+
+
 @played_by(play, 1000, WIDE)
 async def test_a_storm_of_faults_a_partial_recovery_and_a_new_fault_in_the_cooldown(
     fleet: Fleet,

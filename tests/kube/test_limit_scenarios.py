@@ -237,29 +237,6 @@ async def test_a_canary_is_drained_within_its_limit_and_the_rest_observed(
         assert bench.holds() == held
 
 
-@pytest.mark.usefixtures("quarantine_definition")
-async def test_a_cluster_of_four_loses_one_node_and_another_after_a_look(
-    cluster_space: Space, request: pytest.FixtureRequest
-) -> None:
-    """The shipped limits: a second node waits for the cooldown, and a third for a place."""
-    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
-    nodes = cluster_space.create_nodes(4)
-    async with life(cluster_space, SHIPPED, Turned(), dict.fromkeys(nodes, snapshot())) as bench:
-        bench.break_(nodes[:1])
-        await until(lambda: bench.marked() == {nodes[0]})
-        bench.break_(nodes[1:3])
-        await until(lambda: len(bench.holds()) == 2)
-        assert set(bench.holds().values()) <= {"limits.new_per_window_percent", "limits.cooldown"}
-        bench.clock.time += SHIPPED.limits.cooldown + 1
-        await until(lambda: len(bench.marked()) == 2)
-        bench.clock.time += SHIPPED.limits.cooldown + 1
-        await until(lambda: set(bench.holds().values()) == {"limits.concurrent_percent"})
-        [last] = bench.holds()
-        hold = present(bench.fleet.node_summaries[last].decision.hold)
-        assert hold.reason.endswith("5 % allow 2 (limits.small_fleet_floor)")
-        assert len(bench.marked()) == 2
-
-
 UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
 REMOVED = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
 
