@@ -6,7 +6,9 @@ from attrs import define
 
 from aggregator.alerts.alert import LASTING
 from aggregator.alerts.routes import NO_CONTEXT, NodeContext
+from aggregator.cluster.port import QuarantineStatus
 from aggregator.events import EventKind
+from aggregator.quarantine.decide.maintenance import STALE
 from aggregator.quarantine.state.fleet import FleetState
 
 
@@ -82,4 +84,8 @@ class FleetEnds:
             return False
         if kind == EventKind.INCIDENT_OPENED:
             return incident not in found.decision.incidents
-        return kind != EventKind.HELD or found.decision.hold is None
+        if kind != EventKind.HELD:
+            return True
+        status = found.quarantine.status if found.quarantine is not None else QuarantineStatus()
+        held = status.repair.held or STALE in status.message  # a repair, or the drain
+        return found.decision.hold is None and not held

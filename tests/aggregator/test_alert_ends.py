@@ -1,6 +1,7 @@
 """Alerts whose end was lost, or came while no controller ran: the next controller ends them."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,19 @@ from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
 from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfig
 from aggregator.alerts.store import FileStore
+from aggregator.cluster.port import (
+    Action,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    RepairStatus,
+)
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Hello, Snapshot
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Incident
 from aggregator.quarantine.decide.held import Held
+from aggregator.quarantine.decide.maintenance import STALE
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.node_states import summary_in
 from tests.support.receiver import Receiver
@@ -115,6 +124,25 @@ def test_an_alert_about_a_quarantine_lasts_as_long_as_the_quarantine_or_its_mark
     assert all(is_over(kind, "n1", "i1") for kind in kinds)
     node.cluster.marked = True
     assert not any(is_over(kind, "n1", "i1") for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        QuarantineStatus(repair=RepairStatus(held="its operation is refused: exceeded quota")),
+        QuarantineStatus(message=f"{STALE}, older than 24 h: spec.unschedulable"),
+    ],
+)
+def test_an_alert_about_a_held_repair_or_drain_lasts_as_long_as_the_hold(
+    status: QuarantineStatus,
+) -> None:
+    fleet = FleetState()
+    report(fleet, "n1")
+    view = summary_in(fleet, "n1").quarantine_view
+    view.quarantine = Quarantine("n1", "q1", "1", QuarantineSpec(Action.DRAIN, "x", "x"), status)
+    assert not ends_of(fleet)(K.HELD, "n1", "")
+    view.quarantine = replace(view.quarantine, status=QuarantineStatus())
+    assert ends_of(fleet)(K.HELD, "n1", "")
 
 
 def test_the_alerts_of_a_node_that_the_cluster_has_no_more_are_over() -> None:
