@@ -11,7 +11,7 @@ from attrs import define
 from aggregator.alerts.http_channel import words_of
 from aggregator.alerts.webhook import headers, retry_after
 from aggregator.runtime.guarded_connector import guarded_post
-from aggregator.runtime.secret_file import SecretError, secret_of
+from aggregator.runtime.secret_file import SecretError, read_secret, secret_of
 from aggregator.runtime.text import truncate
 
 BODY_VERSION = 1
@@ -68,7 +68,7 @@ class SignedEndpoint:
         document = {"version": BODY_VERSION, "source": "sickbay", **body, **more}
         content = json.dumps(document).encode()
         try:
-            secret, now = await secret_of(self._secret_file), self._wall()
+            secret, now = await secret_of(self._secret_file, read_secret), self._wall()
             async with guarded_post(
                 self._url,
                 check=check,

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.runtime.database import DatabaseError, reason
 from aggregator.runtime.interning import EMPTY
-from aggregator.runtime.secret_file import SecretError, read_secret
+from aggregator.runtime.secret_file import SecretError, read_password
 from aggregator.tls.client_context import CaFileError, client_context
 
 T = TypeVar("T")
@@ -141,10 +141,9 @@ class Postgres:
             if self._credentials.password_file is not None:
                 name = f"{self._section}.password_file"
                 try:
-                    secret = read_secret(self._credentials.password_file, name)
+                    options["password"] = read_password(self._credentials.password_file, name)
                 except SecretError as error:
                     raise DatabaseError(str(error)) from error
-                options["password"] = secret.decode(errors="replace")
 
         return engine
 

@@ -11,7 +11,7 @@ from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
 from aggregator.cluster.port import Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
-from aggregator.runtime.secret_file import SecretError, secret_of
+from aggregator.runtime.secret_file import SecretError, read_password, secret_of
 
 _ATTEMPT = 60.0
 #: Bytes of a password in IPMI 2.0 (section 22.30, Set User Password).
@@ -63,8 +63,8 @@ class IpmiRepairer(SentOnce):
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         target = self._target
         try:
-            password = (await secret_of(target.password_file)).decode()
-        except (SecretError, UnicodeDecodeError) as error:
+            password = await secret_of(target.password_file, read_password)
+        except SecretError as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         if len(password.encode()) > _MOST_PASSWORD:
             text = f"IPMI takes a password of {_MOST_PASSWORD} bytes at most"

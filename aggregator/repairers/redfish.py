@@ -17,7 +17,7 @@ from aggregator.cluster.port import Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.guarded_connector import guarded_post
-from aggregator.runtime.secret_file import SecretError, secret_of
+from aggregator.runtime.secret_file import SecretError, read_password, secret_of
 from aggregator.tls.client_context import CaFileError, client_context
 from sickbay.json_text import read_json
 
@@ -54,7 +54,7 @@ class RedfishRepairer(SentOnce):
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         target = self._target
         try:
-            password = (await secret_of(target.password_file)).decode()
+            password = await secret_of(target.password_file, read_password)
             proof = base64.b64encode(f"{target.user}:{password}".encode()).decode()
             url = target.url.replace("{node}", order.node).rstrip("/")
             context = client_context(target.ca_file) if target.ca_file is not None else None
@@ -72,7 +72,7 @@ class RedfishRepairer(SentOnce):
             ) as response:
                 reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
                 location = response.headers.get("Location", "")
-        except (SecretError, CaFileError, UnicodeDecodeError) as error:
+        except (SecretError, CaFileError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
             return RepairAnswer(AnswerState.NOT_SENT, words_of(error))

@@ -24,7 +24,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.database import DatabaseError
-from aggregator.runtime.secret_file import SecretError, read_secret
+from aggregator.runtime.secret_file import SecretError, read_password, read_secret
 from aggregator.runtime.worker_thread import WorkerThread
 from tests.support.draws import HighestDraw
 from tests.support.present import of_type
@@ -301,6 +301,7 @@ def test_a_secret_is_read_whole_or_refused(
     path.write_bytes(content)
     if not problem:
         assert read_secret(path) == secret
+        assert read_password(path) == content.decode().rstrip("\n"), "it may end with a space"
         return
     with pytest.raises(SecretError, match=problem):
         read_secret(path)

@@ -46,7 +46,7 @@ def test_a_url_file_with_one_url_is_read(tmp_path: Path, url: str) -> None:
     assert read_url(path) == url
 
 
-@pytest.mark.parametrize("content", ["one\ntwo", "t\u00f6ken", "to\x1bken", "to\0ken"])
+@pytest.mark.parametrize("content", ["one\ntwo", "t\u00f6ken", "to\x1bken", "to\0ken", "\ufeff"])
 def test_a_token_file_with_anything_but_one_line_of_ascii_is_named(
     tmp_path: Path, content: str
 ) -> None:

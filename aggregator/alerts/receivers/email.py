@@ -21,7 +21,7 @@ from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptio
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import Address, EmailAddress, MaybePath
-from aggregator.runtime.secret_file import read_secret
+from aggregator.runtime.secret_file import read_password
 from aggregator.runtime.text import visible
 
 log = logging.getLogger("sickbay.alerts")
@@ -68,8 +68,7 @@ class EmailReceiver:
         options = self._options
         password = None
         if options.password_file is not None:
-            secret = await exchange.thread.run(read_secret, options.password_file, "password_file")
-            password = secret.decode("utf-8", "replace")
+            password = await exchange.thread.run(read_password, options.password_file)
         mail = await exchange.thread.run(render, message, options, self._template, exchange.wall())
         context = None if options.tls == "none" else await exchange.thread.run(self._tls)
         host, _, port = options.smarthost.rpartition(":")
