@@ -82,7 +82,7 @@ def _confirm(options: argparse.Namespace) -> None:
         raise UsageError(f"--timeout is about the wait for the verdict, and {given} does not wait")
     with open_source(options) as source:
         known = node_answer(source, options.name)
-        require_accepted(known, TEST)
+        require_accepted(options, known, TEST)
         _require_profile(options, known)
         in_quarantine = known["quarantine"] is not None
         if in_quarantine:

@@ -2,6 +2,7 @@
 
 import argparse
 import datetime as dt
+import re
 import secrets
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ from aggregator.cli.actions import none_follows
 from aggregator.cli.attempts import BUSY
 from aggregator.cli.confirm import confirm_effect
 from aggregator.cli.errors import UsageError
+from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.read_commands import node_answer
 from aggregator.cli.render_nodes import repairs
@@ -19,6 +21,7 @@ from aggregator.cli.words import phase_of
 from aggregator.cli.write_commands import open_actions, report, this_user
 from aggregator.cluster.port import OperationSpec
 from aggregator.policy.repairs import TEST
+from aggregator.runtime.cli_flags import reading_flags
 
 _KIND = "quarantine.sickbay.dev"
 
@@ -79,7 +82,7 @@ def _confirm(options: argparse.Namespace, what: str) -> None:
     with open_source(options) as source:
         known = node_answer(source, options.name)
     if what:
-        require_accepted(known, what)
+        require_accepted(options, known, what)
     text = effect(known, what)
     uid = (known["quarantine"] or {}).get("uid", "")
     with open_actions(options) as actions:
@@ -102,15 +105,18 @@ def operation_of(
     )
 
 
-def require_accepted(known: Answer, kind: str) -> None:
+def require_accepted(options: argparse.Namespace, known: Answer, kind: str) -> None:
     """Raise UsageError where such a request can't begin, with the aggregator's own reason."""
-    operations, why = known.get("operations"), ""
+    operations, why, node = known.get("operations"), "", known["node"]
     if operations is not None:
         why = operations["refused"].get(kind, "")
     elif known["quarantine"] is None:
         why = "it is not in quarantine, and the aggregator does not answer"
+    how = reading_flags(flags_of(options))
+    if why and how not in why:  # its commands name no kubeconfig of this person
+        why = re.sub(rf"sickbay \w+ {re.escape(node)}", lambda found: found[0] + how, why)
     if why:
-        raise UsageError(f"{known['node']}: {why}")
+        raise UsageError(f"{node}: {why}")
 
 
 def effect(known: Answer, what: str) -> str:

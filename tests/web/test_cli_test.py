@@ -247,6 +247,9 @@ async def test_a_node_that_can_not_be_tested_is_refused_with_the_next_step(
     assert well.code == 2
     assert "sickbay quarantine node-1 --action drain" in well.err
     assert "node-1: it is not in quarantine (sickbay node node-1)" in well.err
+    other = await in_process("test", "node-1", "--yes", "--url", served.url, "--context", "lab")
+    assert "(sickbay node node-1 --context lab)" in other.err
+    assert "first: sickbay quarantine node-1 --context lab --action drain" in other.err
     view = served.fleet.node_summaries["node-2"].quarantine_view
     assert view.quarantine is not None
     going = replace(view.quarantine.status, phase=Phase.DRAINING)
