@@ -210,7 +210,7 @@ async def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_
     stored = office.stored()
     assert stored.entries.keys() == {"n1", "n4"}
     assert stored.entries["n1"].at == at
-    assert stored.entries["n4"].pool == "pool-a"
+    assert (stored.entries["n4"].incident, stored.entries["n4"].pool) == ("inc-n4", "pool-a")
     assert stored.generation > 3
     assert stored.rebuilt is not None
     assert stored.rebuilt.uid == office.world.record.uid
