@@ -20,6 +20,7 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.drain.pod_waits import DrainRound
 from aggregator.rfc3339 import span
 from aggregator.runtime.recent import Recent
+from aggregator.runtime.text import counted as number_of
 from aggregator.runtime.text import some_of
 
 #: Gangs and jobs in one Quarantine, as in the schema. Of further gangs no pod is evicted.
@@ -81,8 +82,9 @@ class WorkloadLimit:
             nodes = self._other_nodes(one.quarantine.node, key)
             if len(nodes) >= self.nodes and one.quarantine.spec.requester == OURS:
                 held[key] = (
-                    f"its {_word(workload)} lost {len(nodes)} nodes within {span(self.window)}: "
-                    f"{some_of(nodes, _MOST_NAMED)} (limits.per_workload is {self.nodes})"
+                    f"its {_word(workload)} lost {number_of(len(nodes), 'node')} within "
+                    f"{span(self.window)}: {some_of(nodes, _MOST_NAMED)} "
+                    f"(limits.per_workload is {self.nodes})"
                 )
             elif room > 0:
                 room -= 1

@@ -95,10 +95,12 @@ async def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limi
     replica = started(world, nodes=1)
     await fall_ill(replica, "n1")
     await until(lambda: ranks(world) == ["uid-rank-n1"], within=60)
+    replica.agent("n3", ILL)
+    await until(lambda: "n3" in world.quarantines and bool(world.quarantines["n3"].status.blockers))
+    assert "its gang lost 1 node within 10m" in world.quarantines["n3"].status.blockers[0].reason
     by_hand = QuarantineSpec(Action.DRAIN, "manual", "smoke", requester="alice")
     await replica.cluster.create_quarantine("n2", by_hand, guard=UNGUARDED)
     await until(lambda: len(ranks(world)) == 2, within=60)
-    replica.agent("n3", ILL)
     await asyncio.sleep(60)
     assert len(ranks(world)) == 2
     await replica.stop()
