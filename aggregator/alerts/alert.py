@@ -250,6 +250,8 @@ def resolves(transition: Transition) -> Resolution | None:
         case EventKind.RELEASED | EventKind.OVERRULED:
             kinds = _UNDONE - {EventKind.RELEASED, EventKind.OVERRULED}
             return Resolution(node, kinds, at=at, summary=summary)
+        case EventKind.REPAIR_ORDERED if "reason" in transition.details:
+            return None  # the test of a node in no quarantine, whose hold lasts
     over = _OVER.get(transition.kind)
     if over is None:
         return None

@@ -183,6 +183,8 @@ def test_the_end_of_an_incident_ends_all_of_its_own_alerts_and_most_kinds_end_no
     over = present(resolves(transition(K.INCIDENT_CLOSED)))
     assert (over.node, over.incident, over.kinds) == ("n1", "i1", frozenset(K))
     assert present(resolves(transition(K.CORDONED))).kinds == frozenset({K.MARKS_MISSING})
+    assert present(resolves(transition(K.REPAIR_ORDERED))).kinds == frozenset({K.HELD})
+    assert resolves(transition(K.REPAIR_ORDERED, reason="idle")) is None
     for kind in (K.INCIDENT_OPENED, K.HELD, K.LEMON, K.BLOCKED, K.MOVED):
         assert resolves(transition(kind)) is None
 
