@@ -303,7 +303,8 @@ class NodePools:
 
     def name_of(self, node: str) -> str:
         """The node's pool; empty: there are no pools, or its labels are not known."""
-        return self.pools.name_of(self._registry.labels_of(node))
+        pools = self.pools
+        return pools.name_of(self._registry.labels_of(node)) if pools.pools else ""
 
     def knows(self, node: str) -> bool:
         """Whether the node's pool is known, or there are none."""
@@ -311,7 +312,7 @@ class NodePools:
 
     def mode_of(self, node: str) -> Action:
         """The mode that caps what is done to the node."""
-        return self.pools.mode_of(self.name_of(node))
+        return self.pools.mode_of(self.name_of(node)) if self.pools.pools else self.pools.mode
 
     def most_of(self, node_state: NodeState, wall: float) -> Action:
         """The strongest action that sickbay may take on the node by itself."""
@@ -331,17 +332,22 @@ class NodePools:
 
     def place_of(self, node: str) -> tuple[str, int]:
         """All that depends on the node's labels; another value after they have changed it."""
-        return self._place(self._registry.labels_of(node))
+        return self._place(self._registry.labels_of(node)) if self._matters else ("", 0)
 
     def has_moved(self, node: Node) -> bool:
         """Whether this read of the node shows labels by which it has another place."""
-        return self._place(node.labels) != self.place_of(node.name)
+        return self._matters and self._place(node.labels) != self.place_of(node.name)
 
     def is_other_place(
         self, before: Mapping[str, str] | None, after: Mapping[str, str] | None
     ) -> bool:
         """Whether a node with these labels has another place after the change; None: not known."""
-        return self._place(before) != self._place(after)
+        return self._matters and self._place(before) != self._place(after)
+
+    @property
+    def _matters(self) -> bool:
+        """Whether anything depends on labels."""
+        return bool(self.pools.pools) or self._policy is not None
 
     def _place(self, labels: Mapping[str, str] | None) -> tuple[str, int]:
         selection = selection_of(self._policy, labels) if self._policy is not None else 0
