@@ -49,6 +49,8 @@ class WorkloadLimit:
     _reported: Recent[tuple[str, str], bool] = field(default_factory=Recent)
     #: By uid of a Quarantine and of a pod, the first gang or job that the pod was noted under.
     _noted: dict[tuple[str, str], str] = field(default_factory=dict)
+    #: By uid of a Quarantine, notes whose write had no answer: they may be there, so they count.
+    _unanswered: dict[str, dict[str, float]] = field(default_factory=dict)
 
     async def reasons(self, one: DrainRound) -> Mapping[str, str]:
         going = (*one.plan.evict, *one.plan.force)
@@ -101,21 +103,21 @@ class WorkloadLimit:
         if len(self._noted) > _MOST_REMEMBERED:
             uids = {quarantine.uid for quarantine in self.quarantines()}
             self._noted = {key: value for key, value in self._noted.items() if key[0] in uids}
+            for gone in self._unanswered.keys() - uids:
+                del self._unanswered[gone]
         uid = one.quarantine.uid
         noted = {self._noted.setdefault((uid, pod.uid), workload.key) for pod in workload.pods}
         return workload.key in noted
 
     def _other_nodes(self, node: str, workload: str) -> list[str]:
         since = self.clocks.earliest() - self.window
-        return sorted(
-            quarantine.node
-            for quarantine in self.quarantines()
-            if quarantine.node != node
-            and any(
-                item.workload == workload and item.at > since
-                for item in quarantine.status.evicted_workloads
-            )
-        )
+        nodes = []
+        for quarantine in self.quarantines():
+            noted = {item.workload: item.at for item in quarantine.status.evicted_workloads}
+            noted |= self._unanswered.get(quarantine.uid, {})
+            if quarantine.node != node and noted.get(workload, -math.inf) > since:
+                nodes.append(quarantine.node)
+        return sorted(nodes)
 
     async def _note(self, one: DrainRound, keys: Iterable[str]) -> None:
         """Note those whose pods go, and again while they still have to go: so a drain that is
@@ -126,7 +128,9 @@ class WorkloadLimit:
         due = {key: at for key in keys if at - known.get(key, -math.inf) > self.window / 4}
         if due:
             items = tuple(EvictedWorkload(*item) for item in (known | due).items())
+            self._unanswered.setdefault(one.quarantine.uid, {}).update(due)
             await one.write_status(evicted_workloads=items)
+            del self._unanswered[one.quarantine.uid]
 
     def _report(self, one: DrainRound, workload: Workload, reason: str) -> None:
         """Alert once for a quarantine and workload; a blocker in the status was alerted before."""

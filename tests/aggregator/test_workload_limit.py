@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import UNGUARDED, Action, QuarantineSpec
+from aggregator.cluster.port import (
+    UNGUARDED,
+    Action,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Unreachable,
+)
 from aggregator.jobs.identity import POD_LOSS, SHIPPED, Markers
 from aggregator.workloads.limit import MOST_WORKLOADS, WorkloadLimit, counted_workloads
 from tests.support import virtual_time
@@ -88,6 +95,41 @@ async def test_a_drain_that_is_still_under_way_counts_however_long_it_takes() ->
     assert ranks(world) == []
     [blocker] = world.quarantines["n3"].status.blockers
     assert "its gang lost 2 nodes" in blocker.reason
+
+
+class Unanswering(MemoryCluster):
+    """Notes of n1 are written, and neither answered nor shown by the watch."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.shown: dict[str, Quarantine] = {}
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        before = quarantine
+        written = await super().write_quarantine_status(quarantine, status)
+        if status.evicted_workloads and quarantine.node == "n1":
+            self.shown.setdefault("n1", before)
+            raise Unreachable("no answer")
+        return written
+
+
+async def test_a_note_without_an_answer_counts_before_the_watch_shows_it() -> None:
+    world, clock = world_of_a_gang(), Running()
+    cluster = Unanswering(world)
+
+    def quarantines() -> list[Quarantine]:
+        return list({**world.quarantines, **cluster.shown}.values())
+
+    limit = WorkloadLimit(1, WINDOW, SHIPPED, quarantines, Clocks(clock, clock))
+    replica = Replica(world, clock=clock, settings=replace(SETTINGS, waits=limit), cluster=cluster)
+    await fall_ill(replica, "n1")
+    await until(lambda: "n1" in cluster.shown, within=60)
+    await fall_ill(replica, "n2")
+    await until(lambda: "uid-alone-n2" in world.evicted, within=60)
+    await asyncio.sleep(60)
+    assert ranks(world) == ["uid-rank-n1"]
 
 
 async def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limit() -> None:
