@@ -193,5 +193,5 @@ class MarkAdopter:
             node_state, node, uid, read_applied(node), words, more=more
         )
         node_state.take_node(undone)
-        await self._acts.announcer.write(node_state, node.uid, "released")
+        await self._acts.announcer.announce_release(node_state, node.uid, "released")
         return True

@@ -13,6 +13,9 @@ log = logging.getLogger("sickbay.quarantine")
 #: An announcement trails; after this number of tries it is dropped, and the next one corrects it.
 _TRIES = 6
 _BACKOFF = Backoff(first=0.5, most=16.0, spread=0.3)
+#: A release waits for its announcement for this long (seconds): a server that refuses Events holds
+#: up no release, nor the place of the node in the limits.
+_RELEASE_WAITS = 5.0
 
 
 class Announcer:
@@ -20,7 +23,9 @@ class Announcer:
         self._cluster = cluster
         self._rng = rng
 
-    def announce(self, node_state: NodeState, node_uid: str, message: str) -> None:
+    def announce(
+        self, node_state: NodeState, node_uid: str, message: str, *, quarantined: bool = True
+    ) -> None:
         """Announce its quarantine, in the background: no act waits for it. A newer announcement
         waits for the older.
         """
@@ -29,20 +34,25 @@ class Announcer:
         async def trail() -> None:
             if earlier is not None and not earlier.done():
                 await asyncio.wait([earlier])
-            await self.write(node_state, node_uid, message, quarantined=True)
+            await self._write(node_state, node_uid, message, quarantined=quarantined)
 
         task = asyncio.create_task(trail(), name=f"announce {node_state.node}")
         node_state.quarantine_view.start_trail(task)
 
-    async def settle(self, node_state: NodeState) -> None:
+    async def announce_release(self, node_state: NodeState, node_uid: str, message: str) -> None:
+        """Announce its release, and wait for that, but not long: the rest is in the background."""
+        self.announce(node_state, node_uid, message, quarantined=False)
+        await self.settle(node_state, within=_RELEASE_WAITS)
+
+    async def settle(self, node_state: NodeState, within: float | None = None) -> None:
+        """Wait until all is announced, or for ``within`` seconds."""
         trail = node_state.quarantine_view.trail
         if trail is not None and not trail.done():
-            await asyncio.wait([trail])
+            await asyncio.wait([trail], timeout=within)
 
-    async def write(
-        self, node_state: NodeState, node_uid: str, message: str, *, quarantined: bool = False
+    async def _write(
+        self, node_state: NodeState, node_uid: str, message: str, *, quarantined: bool
     ) -> None:
-        """Announce its release, or its quarantine, and wait for that."""
         reason = "Quarantined" if quarantined else "Released"
         for attempt in range(1, _TRIES + 1):
             try:

@@ -212,8 +212,8 @@ class ReleaseActions:
         )
         node_state.cluster.ended_overrides |= words - node_state.overrule()
         node_state.take_node(undone)
-        await self._acts.announcer.settle(node_state)
-        await self._acts.announcer.write(node_state, node.uid, _because(quarantine))
+        because = _because(quarantine)
+        await self._acts.announcer.announce_release(node_state, node.uid, because)
 
     async def drop_finalizer(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The definition is being deleted: the finalizer goes, and the marks stay.
