@@ -169,6 +169,15 @@ def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:
         yield (section, key), text
 
 
+def warnings(config: "Config") -> Iterator[tuple[Key, str]]:
+    """A page on Kubernetes that any pod may read, because a file of one's own lacks the key."""
+    listen, given = config.listen, config.access.model_fields_set
+    is_open = listen.is_exposed and not listen.insecure_plaintext and "anonymous" not in given
+    if is_open and config.cluster.has_api_server:
+        text = "not given: every client that reaches the page may read it; expected false or true"
+        yield ("access", "anonymous"), text
+
+
 def _oidc_errors(oidc: OidcConfig) -> Iterator[tuple[Key, str]]:
     section = ("access", "oidc")
     if not (oidc.viewers or oidc.operators):

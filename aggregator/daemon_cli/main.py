@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from aggregator.config import repair
+from aggregator.config import access, repair
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.config.unreleased_files import damaged_files, unreleased_files
 from aggregator.configfile.yaml_source import Key, read
@@ -164,6 +164,7 @@ def _check(options: argparse.Namespace) -> int:
     for key, text in (
         *unbounded,
         *labels_of_kubelets(config),
+        *access.warnings(config),
         *(_absent(config) if reads_files else ()),
         *repair.warnings(config.repair, acts=acts),
     ):

@@ -322,6 +322,17 @@ def test_a_start_logs_each_bound_that_is_removed_and_not_accepted(
     assert vars(record)["key"] == REMOVED[-1]
 
 
+@pytest.mark.parametrize(("given", "warns"), [("", True), ("access: {anonymous: true}", False)])
+def test_config_check_warns_of_a_page_that_is_open_because_its_key_is_not_given(
+    tmp_path: Path,
+    given: str,
+    warns: bool,  # noqa: FBT001
+) -> None:
+    done = config_check(written(tmp_path, f"mode: cordon\n{given}\n"))
+    assert done.returncode == 0
+    assert ("warning: access.anonymous: not given: every" in done.stderr) is warns
+
+
 def test_config_check_warns_of_labels_that_a_kubelet_may_set(tmp_path: Path) -> None:
     own = "node-restriction.kubernetes.io/pool"
     text = """
