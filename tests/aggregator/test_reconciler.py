@@ -682,15 +682,26 @@ async def test_a_second_read_that_fails_is_shown_too(bench: Bench) -> None:
     assert bench.node_state.work.is_queued
 
 
-async def test_news_of_a_way_out_or_a_hint_end_a_wait(bench: Bench) -> None:
+@pytest.mark.parametrize("plans", [True, False])
+async def test_news_of_a_way_out_or_a_hint_end_a_wait(bench: Bench, *, plans: bool) -> None:
+    def plan(*_: object) -> tuple[None, NextStep]:
+        if bench.step is None:
+            raise ZeroDivisionError
+        return None, bench.step
+
+    if not plans:
+        vars(bench.made)["_plan"] = plan
     set_fields(bench.node_state, quarantine=quarantine())
-    changes: list[tuple[Callable[[], None], float]] = [
-        (lambda: None, 100.0),
-        (lambda: setattr(bench, "step", NextStep(ReleaseStep.RELEASE)), 10.0),
-        (lambda: set_fields(bench.node_state, needs_read=True), 10.0),
+    recovered = NextStep(ReleaseStep.RELEASE, RECOVERED)
+    by_hand = NextStep(ReleaseStep.RELEASE, "deleted by a person", overruled=True)
+    changes: list[tuple[NextStep | None, Callable[[], None], float]] = [
+        (None, lambda: None, 100.0),
+        (None, lambda: setattr(bench, "step", recovered), 10.0),
+        (recovered, lambda: setattr(bench, "step", by_hand), 10.0),
+        (None, lambda: set_fields(bench.node_state, needs_read=True), 10.0),
     ]
-    for change, waited in changes:
-        bench.step, bench.node_state.work.needs_read = None, False
+    for step, change, waited in changes:
+        bench.step, bench.node_state.work.needs_read = step, False
         bench.node_state.work.take_queued()
         before = bench.loop.time()
         wait = asyncio.ensure_future(bench.made._back_off(bench.node_state, 100.0, 0.0))

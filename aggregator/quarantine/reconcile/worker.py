@@ -199,31 +199,31 @@ class NodeWorker:
                     node_state.work.queue()
 
     def _report_failing(self, node_state: NodeState, error: Exception) -> None:
-        """Report to people a node that a failing step keeps in service, or out of it."""
-        quarantine, do = node_state.quarantine, self._planned(node_state)
-        if isinstance(do, ReleaseStep):
+        """Report to people a node that a failing step keeps in service, or out of it. Where
+        planning fails, it is the step that people miss.
+        """
+        quarantine, step = node_state.quarantine, self._planned(node_state)
+        begins = quarantine is None or quarantine.status.phase is Phase.ADMITTED
+        ends = isinstance(step.do, ReleaseStep) if step is not None else not begins
+        if ends:
             kind, what = EventKind.RELEASE_HELD, "its release"
         elif quarantine is None and node_state.quarantine_view.to_adopt:
             kind, what = EventKind.ADOPTED, "its Quarantine is gone: the step that makes it again"
-        elif do in _BEGINS or (quarantine and quarantine.status.phase is Phase.ADMITTED):
+        elif step is None or step.do in _BEGINS or (quarantine and begins):
             kind, what = EventKind.MARKS_MISSING, "the step that takes it out of service"
         else:
             return  # a drain that does not go on has reports of its own
         text = f"{what} fails, and is tried again: {error}"
         self._reads.acts.emit_event(node_state, kind, text)
 
-    def _planned(self, node_state: NodeState) -> enum.StrEnum:
-        """The node's next step. It raises nothing: where planning fails, it is the step that people
-        miss.
-        """
-        quarantine = node_state.quarantine
-        if quarantine is None and node_state.quarantine_view.orphan:
-            return ReleaseStep.UNDO
+    def _planned(self, node_state: NodeState) -> NextStep | None:
+        """The node's next step. It raises nothing: None where planning fails."""
+        if node_state.quarantine is None and node_state.quarantine_view.orphan:
+            return NextStep(ReleaseStep.UNDO)
         try:
-            return self._plan(node_state, quarantine)[1].do
+            return self._plan(node_state, node_state.quarantine)[1]
         except Exception:  # noqa: BLE001 - the same bug has made the step fail, and is logged
-            begins = quarantine is None or quarantine.status.phase is Phase.ADMITTED
-            return AdmissionStep.CREATE if begins else ReleaseStep.UNDO
+            return None
 
     async def _after_failure(self, node_state: NodeState, failures: int, error: Exception) -> int:
         """Wait with full jitter, then read the present state; a guard's inputs are known here."""
@@ -260,19 +260,23 @@ class NodeWorker:
         return failures + 1
 
     async def _back_off(self, node_state: NodeState, pause: float, at_least: float) -> None:
-        """Wait; a release that is requested meanwhile ends the wait. A release's retry is soon."""
-        if self._is_way_out(node_state):
-            await asyncio.sleep(max(pause, min(at_least, _RELEASE_WAIT)))
-            return
-        needs_read = node_state.work.needs_read
+        """Wait. A release that is requested meanwhile, or by another cause, ends the wait; a
+        release's retry is soon.
+        """
+        release, needs_read = self._way_out(node_state), node_state.work.needs_read
+        if release is not None:
+            at_least = min(at_least, _RELEASE_WAIT)
 
         def still() -> bool:
-            return not self._is_way_out(node_state) and node_state.work.needs_read == needs_read
+            same = self._way_out(node_state) == release
+            return same and node_state.work.needs_read == needs_read
 
         await while_in_force(node_state, asyncio.sleep(max(pause, at_least)), still)
 
-    def _is_way_out(self, node_state: NodeState) -> bool:
-        return isinstance(self._planned(node_state), ReleaseStep)
+    def _way_out(self, node_state: NodeState) -> NextStep | None:
+        """Its next step, where that is one of a release."""
+        step = self._planned(node_state)
+        return step if step is not None and isinstance(step.do, ReleaseStep) else None
 
     async def _one_step(self, node_state: NodeState) -> bool:
         """Plan and act. Returns True when no step was left now."""
