@@ -65,12 +65,14 @@ class WebhookRoute:
 
 @dataclass(slots=True)
 class _Delivery:
-    """The state of one notice in this process. ``known``: pods that have it, by uid.
+    """The state of one notice in this process. ``known``: pods that have it, by uid. ``due``: the
+    webhooks are to be called once it is stored: also where the answer to that write was lost.
 
     It lasts until the deadline: the other drains of a gang need an answer to the notice too.
     """
 
     deadline_at: float
+    due: bool = False
     known: set[str] = field(default_factory=set)
     ready: bool = False
     reached: bool = False
@@ -169,13 +171,11 @@ class EvictionNotices:
             now = self._clocks.latest()
             made = {each.key: self._first(one, each, now) for each in workloads}
             known = {notice.workload: notice for notice in one.quarantine.status.notices}
+            for key, notice in made.items():
+                self._delivery(notice).due |= notice.ident == ident_of(one.quarantine.uid, key)
             await one.write_status(notices=tuple((known | made).values()))
             self._forget_over(now)
             self._open |= made
-        mine = {ident_of(one.quarantine.uid, key) for key in made}
-        for each in workloads:
-            if made[each.key].ident in mine:
-                self._call_webhooks(one, each, made[each.key])
         return made
 
     def _forget_over(self, now: float) -> None:
@@ -232,6 +232,8 @@ class EvictionNotices:
             if one.moment.now >= notice.deadline_at:
                 continue  # it ends in this round: the drain was held past the deadline
             delivery = self._delivery(notice)
+            if delivery.due:
+                self._call_webhooks(one, workload, notice, delivery)
             self._follow_request(one, workload, notice, delivery)
             missing = [
                 pod
@@ -326,10 +328,11 @@ class EvictionNotices:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    def _call_webhooks(self, one: DrainRound, workload: Workload, notice: EvictionNotice) -> None:
+    def _call_webhooks(
+        self, one: DrainRound, workload: Workload, notice: EvictionNotice, delivery: _Delivery
+    ) -> None:
         """Once: a process that ends meanwhile makes no further call, and the deadline stays."""
-        pod = workload.pods[0]
-        delivery = self._delivery(notice)
+        pod, delivery.due = workload.pods[0], False
         for route in self._webhooks:
             if not route.takes.takes(pod.namespace, pod.labels):
                 continue

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.port import NoticeState, Phase, Pod
+from aggregator.cluster.port import ClusterError, NoticeState, Phase, Pod, Unreachable
 from aggregator.jobs.notice import READY, REQUESTED, read_notice
 from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
@@ -125,6 +125,22 @@ async def test_a_process_that_dies_anywhere_leads_to_no_second_notice(
     await until(lambda: world.evicted == ["uid-a"], within=60)
     assert len(webhook.calls) <= 1
     assert len(annotations(world)) == 1
+
+
+async def test_a_webhook_is_called_also_where_the_answer_to_the_notice_s_write_is_lost() -> None:
+    world, errors = world_of("n1"), [Unreachable("no answer")]
+    world.add_pod("n1", "a")
+
+    def loses(_: str) -> ClusterError | None:
+        noted = any(one.status.notices for one in world.quarantines.values())
+        return errors.pop() if noted and errors else None
+
+    webhook = Webhook(HookAnswer(HookResult.LATER, "on it"))
+    replica = started(world, webhook, loses=loses)
+    await fall_ill(replica, "n1")
+    await until_noted(world, "n1/a")
+    await asyncio.sleep(60)
+    assert (len(errors), len(webhook.calls)) == (0, 1)
 
 
 async def test_a_gang_on_two_nodes_that_fail_together_gets_one_notice() -> None:
