@@ -129,6 +129,33 @@ def hanging(begun: list[str]) -> Any:
     return hangs
 
 
+@pytest.mark.parametrize("repairs", [True, False])
+async def test_a_persons_release_waits_for_no_write_of_an_operations_end(
+    monkeypatch: pytest.MonkeyPatch, *, repairs: bool
+) -> None:
+    """A busy API server makes such a write wait for minutes."""
+    site, begun = Site(), list[str]()
+
+    async def hangs(operation: Operation, _: object) -> Any:
+        begun.append(operation.name)
+        await asyncio.sleep(3600)
+
+    site.shop.boots = False
+    if repairs:
+        await site.runs_until(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    else:
+        site.ill = {}
+        site.start()
+        await site.drained_by_hand()
+        site.world.operations.person_requests("n1", "replace", "a1")
+        site.world.operations.person_requests("n1", "replace", "a2")
+        await site.settles(lambda: len(site.quarantine().status.repair.requests) == 2)
+    monkeypatch.setattr(site.replica.cluster.operations, "write_status", hangs)
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=12)
+    assert len(begun) == 1 + (not repairs)
+
+
 @pytest.mark.parametrize("by", ["force", "uncordon"])
 async def test_a_persons_release_by_the_node_waits_for_no_repairer_that_hangs(
     by: str, monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,7 @@ from aggregator.quarantine.decide.repair import (
 from aggregator.quarantine.repair.case import AttemptOutcome
 from aggregator.quarantine.repair.engine import with_end
 from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
-from aggregator.quarantine.repair.status_writer import end_is_written_later
+from aggregator.quarantine.repair.status_writer import end_soon
 from aggregator.quarantine.state.node import NodeState
 from aggregator.runtime.recent import Recent
 
@@ -190,5 +190,5 @@ class RepairRunner:
             outcome = AttemptOutcome(attempt.ends_as, attempt.message)
         ended = with_end(attempt, outcome, self._of.acts.clocks.wall())
         self._of.engine.announce(case, ended, outcome.text)
-        with end_is_written_later(attempt.name, node_state.node):
-            await self._of.engine.write(attempt, ended)
+        writing = self._of.engine.write(attempt, ended)
+        await end_soon(writing, attempt.name, node_state.node)

@@ -4,9 +4,9 @@ An older definition of quarantines drops fields that it does not know. So each w
 step depends on is compared with the server's answer.
 """
 
-import contextlib
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from attrs import define
@@ -22,6 +22,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.release import RECORD_WITHIN
 from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details
@@ -35,19 +36,21 @@ NO_FIELD = (
 )
 
 
-@contextlib.contextmanager
-def end_is_written_later(operation: str, node: str) -> Iterator[None]:
-    """No failure to write an end holds up a release: a later round of `OperationRetention` does."""
+async def end_soon(writing: Awaitable[None], operation: str, node: str) -> None:
+    """Write an end while its node is released. Neither a failure nor a server that is busy holds
+    that up: a later round of `OperationRetention` writes it.
+    """
     try:
-        yield
-    except ClusterError as error:
+        async with asyncio.timeout(RECORD_WITHIN):
+            await writing
+    except (ClusterError, TimeoutError) as error:
         log.info(
             "the end of an operation is written later",
             extra={
                 "event": "repair.end_unwritten",
                 "node": node,
                 "operation": operation,
-                "error": str(error),
+                "error": str(error) or f"no answer in {RECORD_WITHIN:g} s",
             },
         )
 
@@ -105,13 +108,17 @@ class RepairStatusWriter:
 
     async def end_requests(self, quarantine: Quarantine) -> None:
         """Write the end of people's requests that have not begun, as their node is released."""
-        why = "its node is released"
-        for one in quarantine.status.repair.requests:
-            with end_is_written_later(one.name, quarantine.node):
-                there = await self._acts.cluster.operations.read(one.name)
-                if there is not None and there.status.phase is RepairState.PENDING:
-                    over = cancelled(there.status, why, self._acts.clocks.wall())
-                    await self._acts.cluster.operations.write_status(there, over)
+        ends = (
+            end_soon(self._end_request(one.name), one.name, quarantine.node)
+            for one in quarantine.status.repair.requests
+        )
+        await asyncio.gather(*ends)
+
+    async def _end_request(self, name: str) -> None:
+        there = await self._acts.cluster.operations.read(name)
+        if there is not None and there.status.phase is RepairState.PENDING:
+            over = cancelled(there.status, "its node is released", self._acts.clocks.wall())
+            await self._acts.cluster.operations.write_status(there, over)
 
     def take_begun(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
