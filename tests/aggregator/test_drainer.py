@@ -450,6 +450,17 @@ async def test_a_late_drain_is_reported_once_with_three_of_its_blockers(bench: D
     assert bench.now().status.overdue_at == 600.0
 
 
+async def test_no_report_of_a_drain_comes_before_a_persons_release(bench: Drain) -> None:
+    bench.node_state.cluster.node_gone = True
+    for phase in (Phase.DRAINING, Phase.DRAINED):
+        await bench.marked(phase)
+        bench.node_state.quarantine_view.quarantine = replace(bench.now(), deleting=True)
+        before = bench.cluster.calls
+        await bench.made.explain(bench.node_state)
+        await bench.made.recheck(bench.node_state)
+        assert bench.cluster.calls == before
+
+
 @pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.DRAINED, Phase.CORDONED, None])
 async def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(
     bench: Drain, phase: Phase | None

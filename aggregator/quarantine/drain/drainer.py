@@ -513,6 +513,8 @@ class Drainer:
         quarantine = node_state.quarantine
         if quarantine is None or quarantine.status.phase is not Phase.DRAINED:
             return
+        if quarantine.deleting:  # its release comes first
+            return
         began = self._acts.clocks.now()
         memory = DrainMemory(quarantine.uid)
         pods = await self._cluster.pods_on(node_state.node, background=True)
@@ -539,7 +541,11 @@ class Drainer:
 
 
 def _may_be_explained(node_state: NodeState, quarantine: Quarantine) -> bool:
-    """Whether a drain is under way, or may not begin because evictions are forbidden."""
+    """Whether a drain is under way, or may not begin because evictions are forbidden. No such write
+    holds up a person's release.
+    """
+    if quarantine.deleting:
+        return False
     if quarantine.status.phase is Phase.CORDONED and node_state.evictions_are_forbidden:
         return quarantine.spec.action is Action.DRAIN
     return quarantine.status.phase in _UNDER_WAY
