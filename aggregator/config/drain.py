@@ -77,7 +77,7 @@ class DrainConfig(DrainRules):
     (docs/coexistence.md#slinky). ``"0s"``: it does not wait.
     """
     hooks_at_once: Positive = 8
-    """At most this many hooks run at once."""
+    """At most this many hooks run at once, of those before evictions and after releases each."""
 
 
 def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:

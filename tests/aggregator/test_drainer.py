@@ -778,5 +778,19 @@ async def test_a_hook_that_waits_for_its_turn_is_given_up_too(bench: Hooked) -> 
     assert (await first).result is HookResult.DONE
 
 
+@played_by(on_hooked, at_once=1)
+async def test_the_hooks_of_drains_hold_up_none_of_a_release(bench: Hooked) -> None:
+    bench.stands(made(Phase.DRAINING))
+    bench.takes = 500.0
+    drain = asyncio.create_task(bench.made.before_evictions(bench.node_state, bench.still))
+    await asyncio.sleep(1)
+    bench.takes = 1.0
+    done = made(Phase.RELEASING, pre_evict=HookStatus(HookState.DONE, 5900.0))
+    began = bench.loop.time()
+    await bench.made.after_release(bench.node_state, done)
+    assert bench.loop.time() - began == 1.0
+    assert await drain is True
+
+
 def hook_call(bench: Hooked) -> tuple[Any, Any]:
     return bench.made._rules.post_release, made(Phase.RELEASING)

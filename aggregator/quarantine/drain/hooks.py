@@ -74,13 +74,16 @@ class HookRules:
 
 
 class HookRunner:
-    """Calls the hooks; at most ``rules.at_once`` of them run at once."""
+    """Calls the hooks; at most ``rules.at_once`` of each kind run at once: those of drains, which
+    may take hours, hold up none of a release.
+    """
 
     def __init__(self, *, acts: NodeActions, rules: HookRules, rng: random.Random) -> None:
         self._acts = acts
         self._rules = rules
         self._rng = rng
-        self._lane = asyncio.Semaphore(rules.at_once)
+        self._pre_evict_lane = asyncio.Semaphore(rules.at_once)
+        self._post_release_lane = asyncio.Semaphore(rules.at_once)
         #: Per node, the end of ``pre_evict`` that is still to be written.
         self._unwritten: Recent[str, HookStatus] = Recent(_MOST_UNWRITTEN)
 
@@ -161,7 +164,7 @@ class HookRunner:
         guard = self._acts.guard(node_state, against=over, fresh=fresh)
 
         async def call() -> HookAnswer:
-            async with self._lane:
+            async with self._pre_evict_lane:
                 if not still():
                     return HookAnswer(HookResult.LATER)
                 return await hook.call(_values("pre_evict", quarantine), limit=limit, guard=guard)
@@ -201,7 +204,7 @@ class HookRunner:
         """One answer to ``post_release``. The wait for its turn counts: others may take hours."""
         try:
             async with asyncio.timeout(left):
-                async with self._lane:
+                async with self._post_release_lane:
                     # It reports a release, which is done: no stop prevents that.
                     values = _values("post_release", quarantine)
                     return await hook.call(values, limit=left, guard=self._acts.place)
