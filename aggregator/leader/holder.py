@@ -21,6 +21,9 @@ log = logging.getLogger("sickbay.leader")
 _FAILURE_PAUSE = 1.0
 #: Another's Lease is read again this long after it has expired: not a rounding error too early.
 _JUST_AFTER = 0.01
+#: The holder renews after this long at most (seconds), whatever pause the server named: until then
+#: no release is carried out, by any replica.
+_RENEWED_WITHIN = 5.0
 #: A write that another writer preceded is tried this often in one turn.
 _TRIES = 2
 #: A Lease that can't be read for this long (seconds) shows nothing about others any more.
@@ -110,7 +113,8 @@ class LeaseHolder:
             next_at = began + (self._times.retry_period if failure is None else _FAILURE_PAUSE)
             earliest = began
             if failure is not None and failure.retry_after is not None:
-                earliest = self._clock() + failure.retry_after
+                longest = _RENEWED_WITHIN if self._election.holds else failure.retry_after
+                earliest = self._clock() + min(failure.retry_after, longest)
                 next_at = max(next_at, earliest)
             if earliest < (expired := self._election.expires_at() + _JUST_AFTER) < next_at:
                 next_at = expired

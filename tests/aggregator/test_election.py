@@ -748,6 +748,33 @@ class Overloaded:
         raise AssertionError(draft)
 
 
+class OftenBusy:
+    """A store that refuses every second renewal, and names a long pause."""
+
+    def __init__(self) -> None:
+        self.renewals = 0
+
+    async def read(self) -> Lease | None:
+        return None
+
+    async def write(self, draft: Draft) -> Lease:
+        self.renewals += 1
+        if self.renewals % 2 == 0:
+            raise LeaseStoreError("too many requests", retry_after=60.0)
+        return Lease(draft.holder, str(self.renewals), "uid", draft.transitions)
+
+
+@virtual_time.in_virtual_time
+async def test_a_holder_goes_on_where_the_server_names_a_pause_beyond_its_deadline() -> None:
+    holder = LeaseHolder(Candidate("a", "a-1"), OftenBusy(), clock=asyncio.get_running_loop().time)
+    running = asyncio.create_task(holder.run())
+    await holder.acquired()
+    for _ in range(100):
+        assert holder.may_act()
+        await asyncio.sleep(1)
+    running.cancel()
+
+
 @virtual_time.in_virtual_time
 async def test_the_end_of_anothers_lease_does_not_shorten_the_pause_that_the_server_named() -> None:
     store, loop = Overloaded(), asyncio.get_running_loop()
