@@ -110,12 +110,13 @@ class WorkloadLimit:
         return workload.key in noted
 
     def _other_nodes(self, node: str, workload: str) -> list[str]:
-        since = self.clocks.earliest() - self.window
+        """A note further ahead than the window is of a wrong clock: it must not count for days."""
+        since, until = self.clocks.earliest() - self.window, self.clocks.latest() + self.window
         nodes = []
         for quarantine in self.quarantines():
             noted = {item.workload: item.at for item in quarantine.status.evicted_workloads}
             noted |= self._unanswered.get(quarantine.uid, {})
-            if quarantine.node != node and noted.get(workload, -math.inf) > since:
+            if quarantine.node != node and since < noted.get(workload, -math.inf) < until:
                 nodes.append(quarantine.node)
         return sorted(nodes)
 
@@ -125,7 +126,7 @@ class WorkloadLimit:
         """
         known = {item.workload: item.at for item in one.latest().status.evicted_workloads}
         at = round(self.clocks.latest(), 3)
-        due = {key: at for key in keys if at - known.get(key, -math.inf) > self.window / 4}
+        due = {key: at for key in keys if abs(at - known.get(key, -math.inf)) > self.window / 4}
         if due:
             items = tuple(EvictedWorkload(*item) for item in (known | due).items())
             self._unanswered.setdefault(one.quarantine.uid, {}).update(due)

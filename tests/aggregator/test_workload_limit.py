@@ -41,10 +41,14 @@ def world_of_a_gang() -> World:
     return world
 
 
-def started(world: World, nodes: int = 2) -> Replica:
+def started(world: World, nodes: int = 2, clocks: Clocks | None = None) -> Replica:
     clock = Running()
     limit = WorkloadLimit(
-        nodes, WINDOW, SHIPPED, lambda: list(world.quarantines.values()), Clocks(clock, clock)
+        nodes,
+        WINDOW,
+        SHIPPED,
+        lambda: list(world.quarantines.values()),
+        clocks or Clocks(clock, clock),
     )
     settings = replace(SETTINGS, waits=limit)
     return Replica(world, clock=clock, settings=settings, cluster=MemoryCluster(world))
@@ -95,6 +99,28 @@ async def test_a_drain_that_is_still_under_way_counts_however_long_it_takes() ->
     assert ranks(world) == []
     [blocker] = world.quarantines["n3"].status.blockers
     assert "its gang lost 2 nodes" in blocker.reason
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_note_of_a_clock_that_was_set_back_counts_while_its_drain_goes_on(
+    *, ends: bool
+) -> None:
+    world, now, ahead = world_of_a_gang(), Running(), 86_400.0
+    clocks = Clocks(now, lambda: now() + ahead)
+    replica = started(world, nodes=1, clocks=clocks)
+    await until(lambda: not replica.fleet.view_lost)
+    if not ends:
+        world.budget_blocks.add("uid-rank-n1")
+    replica.agent("n1", ILL)
+    await until(lambda: "uid-alone-n1" in world.evicted, within=60)
+    ahead = 0.0
+    assert clocks.doubt()
+    await asyncio.sleep(700)
+    assert not clocks.doubt()
+    replica.agent("n2", ILL)
+    await until(lambda: "uid-alone-n2" in world.evicted, within=60)
+    await asyncio.sleep(60)
+    assert ("uid-rank-n2" in world.evicted) == ends
 
 
 class Unanswering(MemoryCluster):
