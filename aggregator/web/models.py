@@ -134,7 +134,6 @@ class Repair(Shape, frozen=True, kw_only=True):
     ``waits``: why the next repair does not begin now, empty if it is due. ``exhausted``: why none
     begins by itself any more, since ``exhausted_at``; empty: one may. ``requested``: a person's
     request that is not answered yet, as far as the replica that answers knows; empty without one.
-    ``verify``: the profile of the test before a release; empty: none.
     """
 
     mode: str
@@ -145,7 +144,6 @@ class Repair(Shape, frozen=True, kw_only=True):
     exhausted: str
     exhausted_at: Time | None
     requested: str = ""
-    verify: str = ""
 
 
 class NewNode(Shape, frozen=True, kw_only=True):

@@ -39,7 +39,6 @@ def repair(
         waits=plan.waits(found, now, requested=bool(status.requests), awaited=awaited),
         exhausted=status.exhausted,
         exhausted_at=wall_time(status.exhausted_at),
-        verify=plan.rules.verify,
     )
 
 
