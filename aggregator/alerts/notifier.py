@@ -10,7 +10,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import aiohttp
@@ -70,20 +70,6 @@ _EXEMPTIONS_WITHIN = 60.0
 _OTHERS_ROUTES = 3600.0
 
 
-@dataclass(slots=True)
-class AlertCounters:
-    """Counted since the start.
-
-    ``repeated``: sent before, and not ended since. ``lost``: never made durable. ``dropped``: the
-    oldest of a webhook that let too many pile up.
-    """
-
-    accepted: int = 0
-    repeated: int = 0
-    lost: int = 0
-    dropped: int = 0
-
-
 class Notifier:
     """An `EventSink` that sends alerts by ``settings``, from the outbox in ``store``.
 
@@ -108,7 +94,8 @@ class Notifier:
         targets: Sequence[RouteTarget] | None = None,
     ) -> None:
         self.targets = list(targets_of(settings) if targets is None else targets)
-        self.counters = AlertCounters()
+        #: Alerts since the start that were never made durable.
+        self.lost = 0
         self._router = Router(self.targets, settings, context, owners, advise)
         self._outbox = AlertOutbox(store, replica)
         self._clocks = clocks
@@ -179,7 +166,7 @@ class Notifier:
                 await asyncio.wait({self._writer})
         if self._session is not None:
             await self._session.close()
-        self.counters.lost += len(self._queue)
+        self.lost += len(self._queue)
         self._queue.clear()
         self._log_lost()
         try:
@@ -199,7 +186,7 @@ class Notifier:
         if alert is None and over is None and not requested and decision_of(transition) is None:
             return
         if self._closing or len(self._queue) >= MOST_WAITING:
-            self.counters.lost += alert is not None
+            self.lost += alert is not None
             return
         self._queue.append(self._item(transition, alert))
         self._some.set()
@@ -341,14 +328,11 @@ class Notifier:
     async def _accept(self) -> None:
         batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
         times = self._clocks.latest(), self._clocks.earliest()
-        new, dropped = await self._thread.run(self._outbox.accept, batch, *times)
+        _, dropped = await self._thread.run(self._outbox.accept, batch, *times)
         for _ in batch:
             self._queue.popleft()
         self._log_lost()
-        self.counters.accepted += new
-        self.counters.repeated += sum(1 for item in batch if item.alert is not None) - new
         if dropped:
-            self.counters.dropped += dropped
             log.error(
                 "old alerts were dropped: too many wait",
                 extra={"event": "alerts.dropped", "count": dropped},
@@ -359,7 +343,7 @@ class Notifier:
 
     def _log_lost(self) -> None:
         """Those that the outbox was away for, since the last time."""
-        lost = self.counters.lost - self._lost_logged
+        lost = self.lost - self._lost_logged
         if lost:
             log.error("alerts were lost", extra={"event": "alerts.lost", "count": lost})
             self._lost_logged += lost

@@ -36,7 +36,7 @@ async def main(outbox: Path, url: str, secret_file: Path, count: int, patience: 
         alerts.record_event(
             Transition(1e9 + number, EventKind.CORDONED, f"n{number}", "ill", f"i{number}")
         )
-    await until(lambda: alerts.counters.accepted == count)
+    await until(lambda: not alerts._queue)
     print("kept", flush=True)
     await asyncio.Event().wait()
 

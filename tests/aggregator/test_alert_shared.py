@@ -194,7 +194,7 @@ async def test_the_alerts_of_a_replica_that_died_are_sent_by_the_other_once(
                 Transition(NOW, EventKind.CORDONED, f"n{number}", "n", f"inc-{number}")
             )
         await dead._accept()
-        assert dead.counters.accepted == 20
+        assert not dead._queue
         survivor.start()
         try:
             await until(lambda: sum(t.delivered for t in survivor.tallies().values()) == 20)

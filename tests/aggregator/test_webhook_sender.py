@@ -1,4 +1,4 @@
-"""One webhook's sender in virtual time: each attempt's time, the counters, and the reports."""
+"""One webhook's sender in virtual time: each attempt's time, the numbers, and the reports."""
 
 import asyncio
 import sqlite3
@@ -345,19 +345,19 @@ async def test_an_outbox_that_fails_is_tried_again_with_growing_pauses(
     alerts.record_event(cordoned("n1"))
     await until(lambda: alerts.problem == "alerts are not kept: accept fails")
     await asyncio.sleep(600)
-    assert alerts.counters.accepted == 1
+    assert not alerts._queue
     pauses = [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0, 15.0]
     assert rng.ranges == [pytest.approx((0.0, pause)) for pause in pauses]
     assert alerts.problem == ""
     thread.failing = {"accept": 1}  # the count begins anew
     alerts.record_event(cordoned("n2"))
     await asyncio.sleep(60)
-    assert alerts.counters.accepted == 2
+    assert not alerts._queue
     assert rng.ranges[len(pauses) :] == [pytest.approx((0.0, 0.4))]
     await alerts.close()
 
 
-async def test_alerts_are_counted_as_new_repeated_or_lost(
+async def test_repeated_alerts_are_kept_once_and_lost_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
@@ -365,19 +365,15 @@ async def test_alerts_are_counted_as_new_repeated_or_lost(
         alerts.record_event(cordoned(node))
     assert list(alerts.depth().values()) == [5]
     alerts.start()
-    await until(lambda: alerts.counters.accepted)
-    counters = alerts.counters
-    assert (counters.accepted, counters.repeated) == (3, 2)
-    assert list(alerts.depth().values()) == [3]
+    await until(lambda: list(alerts.depth().values()) == [3])
     alerts.record_event(cordoned("n2"))
     alerts.record_event(cordoned("n4"))
-    await until(lambda: counters.accepted > 3)
-    assert (counters.accepted, counters.repeated) == (4, 3)
-    assert (counters.lost, counters.dropped) == (0, 0)
+    await until(lambda: list(alerts.depth().values()) == [4])
+    assert alerts.lost == 0
     await alerts.close()
     alerts.record_event(cordoned("n5"))
     alerts.record_event(cordoned("n6"))
-    assert counters.lost == 2
+    assert alerts.lost == 2
 
 
 async def test_only_so_many_alerts_wait_in_memory_and_the_rest_are_counted_as_lost(
@@ -387,23 +383,26 @@ async def test_only_so_many_alerts_wait_in_memory_and_the_rest_are_counted_as_lo
     for number in range(MOST_WAITING + 3):
         alerts.record_event(cordoned(f"n{number}"))
     assert list(alerts.depth().values()) == [MOST_WAITING]
-    assert alerts.counters.lost == 3
+    assert alerts.lost == 3
     await alerts.close()  # it was never started: waiting alerts are lost, too
-    assert alerts.counters.lost == MOST_WAITING + 3
+    assert alerts.lost == MOST_WAITING + 3
     assert list(alerts.depth().values()) == [0]
 
 
-async def test_what_the_outbox_had_no_room_for_is_counted_as_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_the_outbox_had_no_room_for_is_logged_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("aggregator.alerts.outbox.MOST_WAITING", 4)
     alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
     alerts.start()
-    for total, dropped in ((6, 2), (9, 5)):
-        for number in range(alerts.counters.accepted, total):
+    for numbers, dropped in ((range(6), 2), (range(6, 9), 3)):
+        for number in numbers:
             alerts.record_event(cordoned(f"n{number}"))
-        await until(lambda total=total: alerts.counters.accepted == total)  # type: ignore[misc]
-        assert alerts.counters.dropped == dropped
+        await until(lambda: not alerts._queue and list(alerts.depth().values()) == [4])
+        events = [vars(one) for one in caplog.records]
+        counts = [one["count"] for one in events if one.get("event") == "alerts.dropped"]
+        assert counts == [dropped]
+        caplog.clear()
     await alerts.close()
 
 
@@ -476,7 +475,7 @@ async def test_an_idle_outbox_is_closed_at_once_and_its_couriers_are_waited_for(
     assert SlowCourier.ended == before + 1
     assert loop_time() - began == pytest.approx(1.0)
     assert [one.closed for one in sessions] == [True]
-    assert alerts.counters.lost == 0
+    assert alerts.lost == 0
 
 
 async def test_at_the_end_what_waits_is_kept_or_given_up_within_seconds(
@@ -501,7 +500,7 @@ async def test_at_the_end_what_waits_is_kept_or_given_up_within_seconds(
             alerts.record_event(cordoned(node))
         began = loop_time()
         await alerts.close()
-        return round(loop_time() - began), alerts.counters.accepted, alerts.counters.lost
+        return round(loop_time() - began), sum(alerts.depth().values()), alerts.lost
 
     assert await close_with(folders[0], failing=0, hangs=False) == (0, 2, 0)
     # A failure is not waited out at the end, and what hangs is cut off.
@@ -515,7 +514,7 @@ async def test_what_waits_is_counted_now_and_then_while_something_does(
     alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
     alerts.start()
     alerts.record_event(cordoned("n1"))
-    await until(lambda: alerts.counters.accepted == 1)
+    await until(lambda: not alerts._queue and list(alerts.depth().values()) == [1])
     [key] = [hook.key for hook in alerts.targets]
     found = alerts._outbox.next(key, loop_time() + 60, BatchWait(0.0, 0.0))
     assert isinstance(found, PendingDelivery)
@@ -541,7 +540,7 @@ async def test_dead_letters_are_read_once_and_again_when_there_is_another_or_one
     alerts.start()
     for number in (1, 2):
         alerts.record_event(cordoned(f"n{number}"))
-        await until(lambda number=number: alerts.counters.accepted == number)  # type: ignore[misc]
+        await until(lambda: not alerts._queue)
         [key] = [hook.key for hook in alerts.targets]
         found = outbox.next(key, loop_time() + 60, BatchWait(0.0, 0.0))
         outbox.dead_letter(of_type(found, PendingDelivery), "HTTP 400", loop_time())
