@@ -26,10 +26,6 @@ RELEASE_HELD, RELEASING = "ReleaseHeld", "Releasing"
 REPAIRED = "Repaired"
 #: By these kstatus, and so Argo CD and Flux, read how far the object is.
 READY, RECONCILING, STALLED = "Ready", "Reconciling", "Stalled"
-TYPES = (
-    *(TAINTED, DRAINED, BLOCKED, RELEASE_HELD, RELEASING, REPAIRED),
-    *(READY, RECONCILING, STALLED),
-)
 #: The others are always there, except `REPAIRED`, which comes with the first attempt or hold of a
 #: repair.
 _FROM_FIRST_TRUE = frozenset({RECONCILING, STALLED, BLOCKED, RELEASE_HELD, RELEASING})

@@ -21,6 +21,7 @@ from aggregator.cluster.kubernetes import (
     operation_client,
     quarantine_codec,
 )
+from aggregator.cluster.port import Action, QuarantineSpec, QuarantineStatus, RepairStatus
 from aggregator.config import drain
 from aggregator.config.settings import Config
 from aggregator.daemon_cli import main as daemon
@@ -123,6 +124,13 @@ def fields(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 def quarantine() -> Iterator[str]:
     return names_of("Quarantine")
+
+
+def condition_types() -> Iterator[str]:
+    """Those of a quarantine whose repair waits: it has all that any has."""
+    spec = QuarantineSpec(Action.DRAIN, kind="gpu", reason="")
+    status = QuarantineStatus(repair=RepairStatus(held="it waits"))
+    yield from (name for name, _ in quarantine_conditions._conditions("n1", spec, status))
 
 
 def operation() -> Iterator[str]:
@@ -261,7 +269,7 @@ SECTIONS: Mapping[str, Callable[[], Iterable[str]]] = {
     "gRPC": grpc,
     "The Quarantine object": quarantine,
     "The Operation object": operation,
-    "Conditions of a Quarantine": lambda: quarantine_conditions.TYPES,
+    "Conditions of a Quarantine": condition_types,
     "Names on Nodes and Leases": keys,
     "Names of others that are read": foreign,
     "Objects in the cluster": cluster_objects,
