@@ -28,6 +28,7 @@ from aggregator.ingest.identity import (
 from aggregator.ingest.rate_limit import PER_STREAM, NodeBudget
 from aggregator.ingest.send_queue import SendQueue
 from aggregator.ingest.stats import IngestStats
+from aggregator.runtime.byte_budget import Budgets
 from aggregator.runtime.rate_limited_log import RateLimitedLog
 from sickbay.v1 import sickbay_pb2 as pb
 
@@ -64,12 +65,8 @@ class Calls(Protocol):
 
     awaited: AwaitedHellos
     sparingly: RateLimitedLog
-
-    def used(self, node: str) -> float:
-        """How much of the node's token bucket its earlier calls have used."""
-
-    def keep_used(self, node: str, used: float) -> None:
-        """The node's call has ended, and had used this much of its token bucket."""
+    #: How much of their token buckets the ended calls of nodes have used.
+    budgets: Budgets
 
 
 @define(eq=False, repr=False, kw_only=True, weakref_slot=False)
@@ -273,12 +270,14 @@ class AgentExchange:
         attached = self._detach(ending)
         (self._stats.ended if attached else self._stats.refused)[ending.why] += 1
         if attached:
-            self._calls.keep_used(self.node, self._allowance.used(self._rules.now()))
+            now = self._rules.now()
+            self._calls.budgets.set_used(self.node, self._allowance.used(now), now)
         self._log_end(ending, attached=attached)
 
     def _inherit_budget(self) -> None:
         """Begin with what the node's earlier calls have used. They have ended: it is attached."""
-        self._allowance.inherit(self._calls.used(self.node) + PER_STREAM)
+        used = self._calls.budgets.used(self.node, self._rules.now())
+        self._allowance.inherit(used + PER_STREAM)
 
     def _detach(self, ending: StreamClosed) -> bool:
         """It reports for its node no more. Returns whether it did before."""

@@ -49,7 +49,7 @@ class StreamTable:
         self._by_node: dict[str, Stream] = {}
         self.awaited = AwaitedHellos()
         self.sparingly = RateLimitedLog()
-        self._used = budgets()
+        self.budgets = budgets()
         self._conflicts = DuplicateAgentDetector()
         self._conflicts_sparingly = RateLimitedLog(CONFLICT_EVERY)
         self._probe_rings = ProbeRings(self._probe_key)
@@ -109,21 +109,13 @@ class StreamTable:
         """The streams of all nodes now."""
         return list(self._by_node.values())
 
-    def used(self, node: str) -> float:
-        """How much of the node's token bucket its earlier streams have used."""
-        return self._used.used(node, self._rules.now())
-
-    def keep_used(self, node: str, used: float) -> None:
-        """The node's stream has ended, and had used this much of its token bucket."""
-        self._used.set_used(node, used, self._rules.now())
-
     def tick(self) -> None:
         """Once a second: apply to each stream the changes that time brings."""
         now, wall = self._rules.now(), self._rules.wall()
         if self._rules.cluster_away():
             self._excused_until = now + GRACE
         self.renewals_may_fail = now <= self._excused_until
-        self._used.prune(now)
+        self.budgets.prune(now)
         overdue = 0
         for stream in list(self._by_node.values()):
             expires = stream.identity.expires

@@ -5,7 +5,8 @@ controller.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TypeAlias
 
 import grpc
@@ -45,7 +46,7 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
         self._calls: dict[int, AgentCall] = {}
         self._by_node: dict[str, AgentCall] = {}
         self._numbers = 0
-        self._used = budgets()
+        self.budgets = budgets()
         self._link: GatewayLink | None = None
         self.awaited = AwaitedHellos()
         self.ack_pacer = AckPacer()
@@ -132,13 +133,6 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
     def call(self, number: int) -> AgentCall | None:
         return self._calls.get(number)
 
-    def used(self, node: str) -> float:
-        """How much of the node's token bucket its earlier calls have used."""
-        return self._used.used(node, self._rules.now())
-
-    def keep_used(self, node: str, used: float) -> None:
-        self._used.set_used(node, used, self._rules.now())
-
     # -- the controller ---------------------------------------------------------
 
     def relay_begins(self, link: GatewayLink) -> None:
@@ -185,7 +179,8 @@ class _MovingCalls:
     def __init__(self, calls: dict[int, AgentCall], streams: AgentStreams) -> None:
         self._calls = calls
         self._streams = streams
-        self._numbers = _numbers(calls.values())
+        #: The urgent ones are the last of the list: they are the first to move.
+        self._numbers = [one.number for one in sorted(calls.values(), key=attrgetter("is_urgent"))]
 
     @property
     def waiting(self) -> int:
@@ -196,8 +191,3 @@ class _MovingCalls:
             call = self._calls.get(self._numbers.pop())
             if call is not None:
                 call.move_to(self._streams)
-
-
-def _numbers(calls: Iterable[AgentCall]) -> list[int]:
-    """The urgent ones are the last of the list: they are the first to move."""
-    return [call.number for call in sorted(calls, key=lambda call: call.is_urgent)]

@@ -333,11 +333,10 @@ class _Link:
         context = self._contexts.get(number)
         if context is None:
             return  # it has ended here meanwhile
-        if kind == "closed":
-            context.close()
-            return
         try:
             match kind:
+                case "closed":
+                    context.close()
                 case "message":
                     context.feed(frame.message)
                 case "part":
