@@ -18,7 +18,7 @@ from aggregator.config.field_path import read_field
 from aggregator.config.job import JobSection
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.job_manifest import job_manifest, job_name
-from aggregator.repairers.job_verdict import is_over, verdict, why_waiting
+from aggregator.repairers.job_verdict import is_over, no_verdict, verdict, why_waiting
 from aggregator.repairers.node_object import NODES
 from aggregator.repairers.object_answers import answer_of, clean_up_of
 from aggregator.repairers.order_object import is_of_order
@@ -53,16 +53,16 @@ class JobRepairer:
         profiles = self._section.profiles
         if order.profile not in profiles:
             known = ", ".join(sorted(profiles))
-            return _no_verdict(f"its Job has no profile {order.profile!r}; expected {known}")
+            return no_verdict(f"its Job has no profile {order.profile!r}; expected {known}")
         try:
             before = await self._objects.get(JOBS, self._section.namespace, job_name(order))
             if before is not None:
                 return self._known(order, before)
             if await self._pods(order):  # of a Job of this order that was deleted
-                return _no_verdict("its Job was deleted, and its pod is still there")
+                return no_verdict("its Job was deleted, and its pod is still there")
             gpus = await self._gpus(order)
         except NoGpusError as error:
-            return _no_verdict(str(error))
+            return no_verdict(str(error))
         except ClusterError as error:
             return _refusal(answer_of(error, sent=False))
         content = job_manifest(self._section, order, gpus=gpus, taint=self._taint)
@@ -78,11 +78,11 @@ class JobRepairer:
         try:
             found = await self._find(order)
             if found is None:
-                return _no_verdict(f"{self._named(order)} was deleted")
+                return no_verdict(f"{self._named(order)} was deleted")
             if not is_of_order(found, order):
-                return _no_verdict(f"{self._named(order)} is another party's")
+                return no_verdict(f"{self._named(order)} is another party's")
             if found.deleting:
-                return _no_verdict(f"{self._named(order)} is being deleted")
+                return no_verdict(f"{self._named(order)} is being deleted")
             pods = [one.content for one in await self._pods(order)]
         except ClusterError as error:
             return RepairAnswer(AnswerState.UNSURE, str(error))
@@ -91,7 +91,7 @@ class JobRepairer:
             return answer
         waiting = why_waiting(pods) if pods else f"{self._named(order)} has no pod"
         if order.lasts <= _LAST_POLL:
-            return _no_verdict(waiting or "it did not end in its time")
+            return no_verdict(waiting or "it did not end in its time")
         return RepairAnswer(AnswerState.TAKEN, waiting)
 
     async def cancel(self, order: RepairOrder) -> bool:
@@ -166,9 +166,9 @@ class JobRepairer:
     def _known(self, order: RepairOrder, found: ClusterObject) -> RepairAnswer:
         """The name is taken: by this order, which was sent before, or by a stranger."""
         if not is_of_order(found, order):
-            return _no_verdict(f"{self._named(order)} is there already, and is another party's")
+            return no_verdict(f"{self._named(order)} is there already, and is another party's")
         if found.deleting:
-            return _no_verdict(f"{self._named(order)} is being deleted")
+            return no_verdict(f"{self._named(order)} is being deleted")
         return RepairAnswer(AnswerState.TAKEN, f"{self._named(order)} was created before")
 
     def _named(self, order: RepairOrder) -> str:
@@ -176,8 +176,4 @@ class JobRepairer:
 
 
 def _refusal(answer: RepairAnswer) -> RepairAnswer:
-    return _no_verdict(answer.text) if answer.state is AnswerState.FAILED else answer
-
-
-def _no_verdict(why: str) -> RepairAnswer:
-    return RepairAnswer(AnswerState.INCONCLUSIVE, f"no verdict about the node: {why}")
+    return no_verdict(answer.text) if answer.state is AnswerState.FAILED else answer

@@ -31,20 +31,20 @@ def verdict(
         return None
     ended = sum(_count(job, "status", name) for name in ("succeeded", "failed"))
     if not pods:
-        return _no_verdict(_joined(_words(failed), "its pod is gone"))
+        return no_verdict(_joined(_words(failed), "its pod is gone"))
     if len(pods) > 1 or ended > 1:
-        return _no_verdict(f"its Job has had {max(len(pods), ended)} pods; expected one")
+        return no_verdict(f"its Job has had {max(len(pods), ended)} pods; expected one")
     [pod] = pods
     code, message = _exit_of(pod, node)
     if code is None or ended != 1:
         why = message if code is None else "its Job counts no pod that ended"
-        return _no_verdict(_joined(_words(failed), why))
+        return no_verdict(_joined(_words(failed), why))
     if code == PASSED and complete is not None:
         return RepairAnswer(AnswerState.DONE, _with("passed", message))
     by_code = failed is not None and failed.get("reason") == _BY_EXIT_CODE
     if code == FAILED and by_code:
         return RepairAnswer(AnswerState.FAILED, _with("failed", message))
-    return _no_verdict(_with(f"exit code {code}", message or _words(failed)))
+    return no_verdict(_with(f"exit code {code}", message or _words(failed)))
 
 
 def why_waiting(pods: Sequence[Mapping[str, Any]]) -> str:
@@ -120,5 +120,5 @@ def _joined(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _no_verdict(why: str) -> RepairAnswer:
+def no_verdict(why: str) -> RepairAnswer:
     return RepairAnswer(AnswerState.INCONCLUSIVE, f"no verdict about the node: {why}")
