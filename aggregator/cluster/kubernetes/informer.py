@@ -95,12 +95,7 @@ class ClusterInformer:
         self._stop = ConfigMapInformer("the stop switch", stop, _stop_seen, self._rng)
         self._quarantines = watch(Resource(paths.QUARANTINES), before_open=self._check_definition)
         self._operations = watch(OPERATIONS)
-        self._nodes = watch(
-            Resource(
-                paths.NODES,
-                {"fieldSelector": "spec.unschedulable=true"},
-            )
-        )
+        self._nodes = watch(Resource(paths.NODES, {"fieldSelector": "spec.unschedulable=true"}))
         #: uid by node of every quarantine that was reported and not reported gone; survives a lost
         #: view.
         self._known: dict[str, str] = {}
@@ -124,7 +119,9 @@ class ClusterInformer:
                 if str(error) != lost:
                     lost = str(error)
                     emit(WatchLost(lost))
-                await asyncio.sleep(self._backoff(tries, error))
+                # Full jitter, and never earlier than the server requested.
+                pause = _BACKOFF.pause(tries + 1, self._rng)
+                await asyncio.sleep((error.retry_after or 0.0) + pause)
 
     async def _list_all(self, emit: Emit) -> None:
         await self._stop.list(emit)
@@ -268,10 +265,6 @@ class ClusterInformer:
                 emit(NodeUncordoned(node))
 
         await self._nodes.each(take)
-
-    def _backoff(self, tries: int, error: ClusterError) -> float:
-        """Full jitter, and never earlier than the server requested."""
-        return (error.retry_after or 0.0) + _BACKOFF.pause(tries + 1, self._rng)
 
 
 def _record_seen(raw: msgspec.Raw | None) -> ClusterEvent:
