@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sickbay.app")
 
 _CONNECT_BACKOFF = Backoff(first=0.5, most=5.0)
-_UNUSABLE = "the cluster can't be used"
 
 
 def _cluster(config: Config) -> OpenedCluster:
@@ -80,17 +79,17 @@ async def _connect(cluster: OpenedCluster, fleet: FleetState, rng: random.Random
         except ClusterTooOld:
             raise
         except ClusterError as error:
-            _report_not_ready(fleet, _UNUSABLE, str(error))
+            _report_unusable(fleet, str(error))
             failures += 1
             await asyncio.sleep(max(_CONNECT_BACKOFF.pause(failures, rng), error.retry_after or 0))
         else:
             return
 
 
-def _report_not_ready(fleet: FleetState, what: str, error: str) -> None:
+def _report_unusable(fleet: FleetState, error: str) -> None:
     """Reported once, however often the same problem is found."""
     if fleet.view_lost != error:
-        log.warning(what, extra={"error": error})
+        log.warning("the cluster can't be used", extra={"error": error})
     fleet.view_lost = error
 
 
@@ -275,22 +274,17 @@ class _Process:
         credentials = ReplicaCredentials(
             token_file=config.replicas.token_file, ca_file=config.replicas.ca_file
         )
+
+        def problems() -> tuple[str, ...]:
+            return self._fleet.view_lost, lease.problem, replica.not_ready
+
         self._page = page = GatewayPage(
             GatewayState(
                 name=replica.me.name,
                 version=VERSION,
                 controller=lease.other,
                 renewed_ago=lease.renewal_seen_ago,
-                problems=lambda: [
-                    reason
-                    for reason in (
-                        self._fleet.view_lost,
-                        lease.problem,
-                        replica.not_ready,
-                        *self._own_problems(),
-                    )
-                    if reason
-                ],
+                problems=lambda: [*filter(None, problems()), *self._own_problems()],
                 relayed=lambda: replica.gateway.relayed,
                 dropped=lambda: replica.gateway.dropped,
                 connected=lambda: replica.gateway.connected,
