@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -37,8 +37,6 @@ ACCESS_PARAMS = (Param("node", Form.TEXT, "The actions on this node.", ""),)
 #: Bytes of a body.
 _MOST = 16 * 1024
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 @dataclass(frozen=True, slots=True)
 class ActionSetup:
@@ -60,14 +58,6 @@ class ActionEndpoints:
         self._access = access
         self._guard = guard
         self._setup = setup
-
-    def handler(self, action: PersonAction) -> _Handler:
-        """The route's handler. Raises AccessRefused and RequestProblem."""
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._act(request, action)
-
-        return handle
 
     async def reader(self, request: web.Request) -> web.Response:
         """GET /api/v1/access?node=NAME."""
@@ -99,7 +89,8 @@ class ActionEndpoints:
             and await _allows(gate, identity, action, node, setup.namespace)
         ]
 
-    async def _act(self, request: web.Request, action: PersonAction) -> web.Response:
+    async def act(self, action: PersonAction, request: web.Request) -> web.Response:
+        """POST of the action's path. Raises AccessRefused and RequestProblem."""
         identity = await self._guard.actor(request)
         gate, setup = self._access.gate, self._setup
         assert gate is not None

@@ -15,14 +15,7 @@ from aggregator.web import models
 from aggregator.web.fleet_view import FleetViewFindings
 
 #: The states of the table, worst first.
-WORST_FIRST = (
-    QuarantineSummary.QUARANTINED,
-    QuarantineSummary.HELD,
-    QuarantineSummary.WARNING,
-    QuarantineSummary.SILENT,
-    QuarantineSummary.UNKNOWN,
-    QuarantineSummary.OK,
-)
+WORST_FIRST = tuple(reversed(QuarantineSummary))
 
 
 @dataclass(frozen=True, slots=True)

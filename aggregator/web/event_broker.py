@@ -7,7 +7,6 @@ transitions and gets their number; of ticks ("the fleet has changed") it gets on
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -97,12 +96,6 @@ class Subscription:
         return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    number: int
-    transition: Transition
-
-
 class EventBroker:
     """The fan-out. ``epoch`` distinguishes this process's event ids from another's."""
 
@@ -114,7 +107,7 @@ class EventBroker:
         self.most = most
         #: The number of the latest transition.
         self.latest = 0
-        self._ring: deque[_Noted] = deque(maxlen=REMEMBERED)
+        self._ring: deque[tuple[int, Transition]] = deque(maxlen=REMEMBERED)  # with their numbers
         self._past: tuple[Transition, ...] = ()
         self._subscriptions: set[Subscription] = set()
         self._noted = asyncio.Event()
@@ -134,11 +127,10 @@ class EventBroker:
         """Send it to each subscriber. Never blocks; never raises."""
         self.counts[transition.kind] += 1
         self.latest += 1
-        noted = _Noted(self.latest, transition)
-        self._ring.append(noted)
+        self._ring.append((self.latest, transition))
         readers = [one for one in self._subscriptions if one.node in {"", transition.node}]
         if readers:  # else a storm would render hundreds for nobody
-            message = self._message(noted)
+            message = self._message(self.latest, transition)
             for one in readers:
                 one.push(message)
         self._noted.set()
@@ -151,7 +143,7 @@ class EventBroker:
 
     def recent(self, node: str = "", limit: int = 50) -> list[Transition]:
         """The latest transitions, newest first, of this node or of all."""
-        noted = merged((one.transition for one in reversed(self._ring)), self._past)
+        noted = merged((one for _, one in reversed(self._ring)), self._past)
         wanted = [one for one in noted if node in {"", one.node}]
         return newest_first(wanted)[:limit]
 
@@ -166,9 +158,9 @@ class EventBroker:
         after = self._after(last)
         if after is not None:
             one.resumed = True
-            for noted in self._ring:
-                if noted.number > after and node in {"", noted.transition.node}:
-                    one.push(self._message(noted))
+            for number, transition in self._ring:
+                if number > after and node in {"", transition.node}:
+                    one.push(self._message(number, transition))
         self._subscriptions.add(one)
         self._noted.set()  # a waiting reader of the fleet now has a subscriber
         return one
@@ -191,16 +183,15 @@ class EventBroker:
         for one in tuple(self._subscriptions):
             one.close()
 
-    def _message(self, noted: _Noted) -> bytes:
-        ident = f"{self.epoch}.{noted.number}"
-        return frame("transition", node_view.event(noted.transition), ident)
+    def _message(self, number: int, transition: Transition) -> bytes:
+        return frame("transition", node_view.event(transition), f"{self.epoch}.{number}")
 
     def _after(self, last: str) -> int | None:
         """The number to resume after, or None when it is not ours or no longer remembered."""
         epoch, _, number = last.partition(".")
         if epoch != str(self.epoch) or not number.isdecimal() or len(number) > 20:
             return None
-        oldest = self._ring[0].number if self._ring else self.latest + 1
+        oldest = self._ring[0][0] if self._ring else self.latest + 1
         return int(number) if oldest - 1 <= int(number) <= self.latest else None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aggregator.cluster.port import Phase
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.web.fleet_view import FleetViewFindings
+from aggregator.web.fleet_view import UNWELL, FleetViewFindings
 
 #: Seconds between two points, and how far back they go.
 STEP, LENGTH = 300.0, 86400.0
@@ -55,9 +55,8 @@ class FleetTrend:
         there are too many.
         """
         place = bisect_left(self._points, point.at, key=lambda one: one.at)
-        if any(
-            slot(one.at) == slot(point.at) for one in self._points[max(0, place - 1) : place + 1]
-        ):
+        neighbours = self._points[max(0, place - 1) : place + 1]
+        if any(slot(one.at) == slot(point.at) for one in neighbours):
             return False
         if self.own_since is None:
             self.own_since = point.at
@@ -94,15 +93,6 @@ def point_of(found: FleetViewFindings, at: float) -> TrendSample:
         nodes=len(found.states),
         held=counts[QuarantineSummary.HELD],
         quarantined=quarantined,
-        drained=min(
-            quarantined, sum(one.phase == Phase.DRAINED.value for one in found.quarantines)
-        ),
-        other=sum(
-            counts[one]
-            for one in (
-                QuarantineSummary.WARNING,
-                QuarantineSummary.SILENT,
-                QuarantineSummary.UNKNOWN,
-            )
-        ),
+        drained=min(quarantined, sum(one.phase == Phase.DRAINED for one in found.quarantines)),
+        other=sum(counts[state] for state in UNWELL),
     )

@@ -34,7 +34,7 @@ LETTERS = {
     QuarantineSummary.QUARANTINED: "q",
 }
 #: The states of a node that may have neither quarantine, hold nor incident, other than well.
-_UNWELL = (QuarantineSummary.WARNING, QuarantineSummary.SILENT, QuarantineSummary.UNKNOWN)
+UNWELL = (QuarantineSummary.WARNING, QuarantineSummary.SILENT, QuarantineSummary.UNKNOWN)
 _ACTIONS = ("drain", "cordon", "observe")
 _PHASES = (
     Phase.INVALID,
@@ -171,7 +171,7 @@ class FleetViewBuilder:
                 self._silent.append((moment.now if last_seen is None else last_seen, row))
         if node_summary.decision.incidents:
             self._incidents.extend(node_view.incidents(self._fleet, node_summary, moment))
-        elif state in _UNWELL:
+        elif state in UNWELL:
             why = node_view.why(node_summary, state, self._fleet.words)
             since = _unwell_since(node_summary, state, moment)
             self._unwell.append(UnwellNode(node_summary.node, why, since))

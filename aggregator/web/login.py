@@ -41,9 +41,8 @@ class LogIn:
 
     async def form(self, request: web.Request) -> web.Response:
         """GET /login."""
-        return self._respond(
-            200, "", "", safe_path(request.query.get("next", "")), known=_known(request)
-        )
+        path = safe_path(request.query.get("next", ""))
+        return self._respond(200, "", "", path, known=_known(request))
 
     def challenge(self, request: web.Request, refused: AccessRefused) -> web.Response:
         """The form instead of a page that needs an identity.
@@ -51,20 +50,11 @@ class LogIn:
         A link of another site comes without the cookie (SameSite=Strict). The form's page then
         loads the address once more, which is a request of this site.
         """
-        again = (
-            request.headers.get("Sec-Fetch-Site") == "cross-site"
-            and refused.reason == "no_credentials"
-        )
-        error = "" if refused.reason == "no_credentials" else refused.error
-        hint = "" if refused.reason == "no_credentials" else refused.hint
-        response = self._respond(
-            refused.status,
-            error,
-            hint,
-            safe_path(request.path_qs),
-            again=again,
-            known=_known(request),
-        )
+        absent = refused.reason == "no_credentials"
+        again = absent and request.headers.get("Sec-Fetch-Site") == "cross-site"
+        error, hint = ("", "") if absent else (refused.error, refused.hint)
+        path, known = safe_path(request.path_qs), _known(request)
+        response = self._respond(refused.status, error, hint, path, again=again, known=known)
         if "fragment" in request.query:
             # An open page refreshes itself. If this answer removed the cookie, then the reload
             # that follows would come without it, and its form would give no reason.

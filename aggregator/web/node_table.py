@@ -35,7 +35,6 @@ _TERM = re.compile(
 )
 #: Terms of one selector.
 _MOST_TERMS = 16
-_WORST_FIRST = {state: number for number, state in enumerate(WORST_FIRST)}
 
 FILTERS = (
     Param("state", Form.CHOICE, "Only nodes of this state.", "", choices=_STATES),
@@ -252,12 +251,13 @@ def _sorted(
     if order.column == "node":
         return list(reversed(names))
     if order.column == "state":
-        states = snapshot.found.states
-        return sorted(names, key=lambda name: _WORST_FIRST[states[name]], reverse=order.descending)
+        states, ranks = snapshot.found.states, {one: at for at, one in enumerate(WORST_FIRST)}
+        return sorted(names, key=lambda name: ranks[states[name]], reverse=order.descending)
     if order.column == "agent":
-        rank = {agent: number for number, agent in enumerate(AGENTS)}  # another version's are last
+        rank = {agent: number for number, agent in enumerate(AGENTS)}
+        last = len(rank)  # an agent's state of another version
         return sorted(
-            names, key=lambda name: rank.get(rows[name].agent, len(rank)), reverse=order.descending
+            names, key=lambda name: rank.get(rows[name].agent, last), reverse=order.descending
         )
 
     def text(name: str) -> str:

@@ -17,7 +17,6 @@ from aggregator.events import Transition
 from aggregator.health.model import Component, Fault, Status
 from aggregator.health.node import NodeHealth, gpu_name, name_gpus
 from aggregator.policy import evaluate as policy
-from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.quarantine.decide.common_cause import LEAST, CommonCause
 from aggregator.quarantine.decide.held import Held
@@ -69,17 +68,15 @@ def agent(node_summary: NodeSummary) -> str:
     """attached, silent, or never: no message has come since this aggregator started."""
     if node_summary.agent.is_reporting:
         return "attached"
-    return (
-        "never"
-        if node_summary.agent.health is None and node_summary.agent.last_seen is None
-        else "silent"
-    )
+    view = node_summary.agent
+    return "never" if view.health is None and view.last_seen is None else "silent"
 
 
 def why(
     node_summary: NodeSummary, state: QuarantineSummary, words: ClusterWords = KUBERNETES
 ) -> str:
     """The reason for the node's state, in one line. Empty for a healthy node."""
+    refused = node_summary.agent.refused
     if node_summary.quarantine is not None:
         return _why_quarantined(node_summary, node_summary.quarantine, words)
     if node_summary.quarantine_view.unclaimed:
@@ -96,18 +93,13 @@ def why(
     if node_summary.agent.conflict:
         return node_summary.agent.conflict
     if state is QuarantineSummary.SILENT:
-        how = (
-            f"is not understood ({node_summary.agent.refused})"
-            if node_summary.agent.refused
-            else "is silent"
-        )
+        how = f"is not understood ({refused})" if refused else "is silent"
         return f"its agent {how}; " + (_worst(node_summary) or "no check was failing")
-    if state is QuarantineSummary.UNKNOWN and node_summary.agent.refused:
-        return f"its agent is not understood: {node_summary.agent.refused}"
+    if state is QuarantineSummary.UNKNOWN and refused:
+        return f"its agent is not understood: {refused}"
     if state is QuarantineSummary.UNKNOWN:
-        return (
-            "no state known yet" if node_summary.agent.attached else "no agent has reported from it"
-        )
+        attached = node_summary.agent.attached
+        return "no state known yet" if attached else "no agent has reported from it"
     if node_summary.cluster.untested and state is QuarantineSummary.OK:
         return node_summary.cluster.untested
     if node_summary.decision.requests and state is QuarantineSummary.OK:
@@ -116,13 +108,10 @@ def why(
 
 
 def _others_at_work(node_summary: NodeSummary) -> str:
-    if node_summary.cluster.maintained:
-        return f"another tool or person is at work on it: {node_summary.cluster.maintained}"
-    return (
-        f"out of service by another tool or person: {node_summary.cluster.foreign}"
-        if node_summary.cluster.foreign
-        else ""
-    )
+    maintained, foreign = node_summary.cluster.maintained, node_summary.cluster.foreign
+    if maintained:
+        return f"another tool or person is at work on it: {maintained}"
+    return f"out of service by another tool or person: {foreign}" if foreign else ""
 
 
 def _why_quarantined(
@@ -171,11 +160,6 @@ def worst_since(node_summary: NodeSummary, moment: ViewMoment) -> dt.datetime | 
     health = node_summary.agent.health
     worst = _worst_component(health) if health is not None else None
     return None if worst is None else moment.when(worst.since)
-
-
-def lemon(one: Lemon) -> models.Lemon:
-    """A repeat offender."""
-    return models.shape_of(models.Lemon, one)
 
 
 def node_row(

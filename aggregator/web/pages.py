@@ -254,15 +254,8 @@ class Pages:
             groups_url=_groups_url(values),
         )
 
-    async def node(self, request: web.Request) -> web.Response:
-        """One node's details."""
-        return await self._about_node("node.html", request)
-
-    async def quarantine(self, request: web.Request) -> web.Response:
-        """The quarantine of a node; states it where the node has none now."""
-        return await self._about_node("quarantine.html", request)
-
-    async def _about_node(self, template: str, request: web.Request) -> web.Response:
+    async def about_node(self, template: str, request: web.Request) -> web.Response:
+        """One node's details, or its quarantine, which states it where the node has none now."""
         values = read_query((_FRAGMENT, _BASE), request.query)
         [name] = request.match_info.values()
         story = await story_or_none_such(self._queries, name)

@@ -151,7 +151,7 @@ class FleetQueries:
 
     def lemons(self) -> list[models.Lemon]:
         """The lemons in the history, the worst first."""
-        return [node_view.lemon(one) for one in self.fleet.lemons]
+        return [models.shape_of(models.Lemon, one) for one in self.fleet.lemons]
 
     async def story(self, name: str) -> models.Node | None:
         """One node with its timeline, or None where it is not known."""

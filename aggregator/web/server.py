@@ -9,6 +9,7 @@ import logging
 import ssl as tls
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib.resources import files
 
 from aiohttp import web
@@ -22,7 +23,7 @@ from aggregator.runtime.histogram import PAGE, Histogram
 from aggregator.web import models, probes, sse
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.action_endpoints import ACCESS, ActionEndpoints, ActionSetup
-from aggregator.web.api import ENDPOINTS, Endpoint, respond
+from aggregator.web.api import ENDPOINTS, respond
 from aggregator.web.assets import Assets
 from aggregator.web.change_notifier import ChangeNotifier
 from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
@@ -182,12 +183,12 @@ class Web:
         get = app.router.add_get
         get("/", self._pages.fleet, name="fleet")
         get("/nodes", self._pages.nodes, name="nodes")
-        get("/nodes/{name}", self._pages.node, name="node")
+        get("/nodes/{name}", partial(self._pages.about_node, "node.html"), name="node")
         get("/incidents/{id}", self._pages.incident)
-        get("/quarantines/{node}", self._pages.quarantine)
+        get("/quarantines/{node}", partial(self._pages.about_node, "quarantine.html"))
         get("/jobs", self._pages.jobs)
         for endpoint in ENDPOINTS:
-            get(endpoint.path, self._answer(endpoint))
+            get(endpoint.path, partial(endpoint.handle, self._queries))
         get("/api/v1/stream", self._stream, allow_head=False)
         get("/api/v1/openapi.json", self._openapi)
         get(ACCESS, self._actions.reader)
@@ -201,16 +202,10 @@ class Web:
             get("/login/oidc/callback", self._oidc.finish, allow_head=False)
         post = app.router.add_post
         for action in ACTIONS.values():
-            post(action.path, self._actions.handler(action))
+            post(action.path, partial(self._actions.act, action))
         post("/login", self._log_in.log_in)
         post("/logout", self._log_in.log_out)
         return app
-
-    def _answer(self, endpoint: Endpoint) -> _Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await endpoint.handle(self._queries, request)
-
-        return handle
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         feed = self._feed

@@ -6,7 +6,7 @@ A snapshot of 10,000 nodes costs some tens of milliseconds, so this costs nothin
 import asyncio
 from collections.abc import Callable
 
-from aggregator.web.fleet_trend import COUNTED, LENGTH, STEP, FleetTrend, TrendSample, point_of
+from aggregator.web.fleet_trend import COUNTED, LENGTH, STEP, TrendSample, point_of
 from aggregator.web.queries import PATIENCE, FleetQueries, read_history
 
 #: Seconds until the first point: after a start the agents connect one by one, and a node without
@@ -21,11 +21,8 @@ class TrendRecorder:
 
     def __init__(self, queries: FleetQueries) -> None:
         self._queries = queries
+        self._trend = queries.trend
         self._wall: Callable[[], float] = lambda: queries.snapshots.moment().wall
-
-    @property
-    def _trend(self) -> FleetTrend:
-        return self._queries.trend
 
     async def run(self) -> None:
         """Until cancelled."""
