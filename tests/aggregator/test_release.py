@@ -411,6 +411,14 @@ async def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() ->
     assert is_marked(world.nodes["n1"])
 
 
+async def test_a_gpu_goes_back_only_when_the_node_has_all_of_them_to_give() -> None:
+    world = World.of("n1", devices={"nvidia.com/gpu": ("8", "7")})
+    recovers(await falls_ill(world))
+    await held(world, "nvidia.com/gpu is 7 of 8")
+    change(world, devices={"nvidia.com/gpu": ("8", "8")})
+    await gone(world)
+
+
 async def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> None:
     world = World.of("n1")
     replica = await falls_ill(world)

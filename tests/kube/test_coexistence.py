@@ -12,8 +12,6 @@ import pytest
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action
 from aggregator.events import EventKind
-from aggregator.jobs.gangs import Gangs
-from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.maintenance import MaintenanceRules, MarkKind, OthersMark
 from aggregator.quarantine.decide.node_marks import (
@@ -86,41 +84,6 @@ async def test_autoscalers_and_slinky_are_told_and_a_release_takes_back_what_is_
     assert DO_NOT_DISRUPT not in left
 
 
-@pytest.mark.parametrize(
-    ("mark", "gone"),
-    [
-        (
-            {"metadata": {"labels": {UPGRADE: "pod-restart-required"}}},
-            {"metadata": {"labels": {UPGRADE: "upgrade-done"}}},
-        ),
-        (
-            {"spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}},
-            {"spec": {"taints": None}},
-        ),
-    ],
-    ids=["gpu-operator", "karpenter"],
-)
-async def test_a_node_on_which_another_tool_is_at_work_is_left_to_it_until_it_is_done(
-    kube: KubeCluster, cluster_space: Space, mark: dict[str, Any], gone: dict[str, Any]
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", mark, MERGE_PATCH)
-    async with running_bench(kube, cluster_space, settings=CORDONS) as bench:
-        break_gpu(bench, node)
-
-        def hold() -> str:
-            found = bench.fleet.node_summaries[node].decision.hold
-            return found.limit if found is not None else ""
-
-        await until(lambda: hold() == "maintenance")
-        assert not bench.unschedulable(node)
-        bench.patch(node, gone)
-        bench.controller.parts.registry.node_state(node).work.needs_read = True
-        bench.says(node)
-        await bench.list_nodes_anew()
-        await bench.phase(node, "Cordoned")
-
-
 STALE = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1700000000", "effect": "NoSchedule"}
 
 
@@ -160,64 +123,6 @@ async def test_a_mark_left_behind_is_reported_again_and_a_setting_acts_in_spite_
         break_gpu(bench, left)
         await bench.phase(left, "Cordoned")
         assert STALE in [dict(one) for one in taints(cluster_space, left)]
-
-
-async def test_a_node_that_is_not_to_be_disrupted_is_cordoned_and_drained_once_it_may_be(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    namespace = cluster_space.namespace
-    mark = {"metadata": {"annotations": {DO_NOT_DISRUPT: "true"}}}
-    plane.call("PATCH", f"/api/v1/nodes/{node}", mark, MERGE_PATCH)
-    start_job(plane, namespace, "job", node)
-    pods = {one["metadata"]["name"] for one in pods_of(plane, namespace, node)}
-    async with running_bench(kube, cluster_space, settings=SETTINGS) as bench:
-        break_gpu(bench, node)
-        await bench.phase(node, "Cordoned")
-
-        def message() -> str:
-            path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}"
-            return str(plane.call("GET", path)["status"].get("message", ""))
-
-        await until(
-            lambda: (
-                f"no pod is evicted: it is not to be disrupted (annotation {DO_NOT_DISRUPT}"
-                in message()
-            )
-        )
-        assert bench.unschedulable(node)
-        assert {one["metadata"]["name"] for one in pods_of(plane, namespace, node)} == pods
-        bench.patch(node, {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}})
-        bench.controller.parts.registry.node_state(node).work.needs_read = True
-        bench.says(node)
-        await bench.phase(node, "Drained")
-
-
-async def test_gangs_by_labels_leave_as_a_whole_and_volcanos_on_the_node(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    sick, well = cluster_space.create_nodes(2)
-    gangs: dict[str, dict[str, Any]] = {
-        "kueue": {"labels": {"kueue.x-k8s.io/pod-group-name": "a"}},
-        "jobset": {"labels": {"jobset.sigs.k8s.io/jobset-name": "b"}},
-        "volcano": {"annotations": {"scheduling.k8s.io/group-name": "c"}},
-        "site": {"labels": {"example.test/gang": "d"}},
-    }
-    for name, marks in gangs.items():
-        for number, node in enumerate((sick, well)):
-            plane.create_pod(namespace, f"{name}-{number}", node=node, **marks)
-            plane.wait_pod_running(namespace, f"{name}-{number}")
-    plane.create_pod(namespace, "alone", node=well)
-    plane.wait_pod_running(namespace, "alone")
-    rules = DrainRules(evict_unmanaged=True, gangs=Gangs.WHOLE, gang_keys=("example.test/gang",))
-    settings = replace(SETTINGS, drain=rules)
-    async with running_bench(kube, cluster_space, settings=settings) as bench:
-        break_gpu(bench, sick)
-        await bench.phase(sick, "Drained")
-        left = [pod["metadata"]["name"] for pod in pods_of(plane, namespace, well)]
-        # No pod can be found by its annotation: of Volcano's gang only those on the node go.
-        assert sorted(left) == ["alone", "volcano-1"]
 
 
 async def test_a_change_of_the_taints_key_between_two_starts_leaves_no_taint_behind(

@@ -1,7 +1,8 @@
-"""Limits and common causes on the real kube-apiserver: the record is what holds, and it lasts.
+"""Limits on the real kube-apiserver: the record is what holds, and it lasts.
 
-The real controller with the real client; the test plays the agents and turns the clocks. Scenarios
-that need many nodes or hours are in tests/aggregator/test_mass_events.py, in virtual time.
+The real controller with the real client; the test plays the agents and turns the clocks. All
+other limits and common causes are in tests/aggregator (test_mass_events, test_pools_controller), in
+virtual time.
 """
 
 import asyncio
@@ -14,15 +15,13 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Action, Guard, NodeMeta, Phase
+from aggregator.cluster.port import Guard, NodeMeta, Phase
 from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
-from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
-from aggregator.policy.label_selector import LabelSelector
+from aggregator.health.model import Delta, Hello, Snapshot
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import Record, parse_record
 from aggregator.quarantine.decide.common_cause import CommonLimits
-from aggregator.quarantine.decide.pools import Pool, PoolLimits
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -34,18 +33,14 @@ from aggregator.quarantine.repair.protocol import (
 from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
-from tests.controlplane.plane import ADMIN
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import kube_cluster
-from tests.support.present import present
 from tests.support.replica import (
     POLICY,
     SETTINGS,
     FakeLine,
     Notes,
     Turned,
-    component,
-    evaluate_due,
     fault,
     snapshot,
 )
@@ -54,7 +49,6 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
-POOL = "example.com/pool"
 #: The wall clock when the turned one is at 0 (seconds since the epoch).
 NIGHT = 1.75e9
 SHIPPED = replace(
@@ -86,7 +80,6 @@ class Bench:
     ) -> None:
         """``ahead``: by so much the wall clock is."""
         self.fleet, self.notes, self.clock = FleetState(), Notes(), clock
-        self.lines: dict[str, FakeLine] = {}
         self.controller = build_controller(
             cluster=cluster,
             policy=POLICY,
@@ -98,12 +91,9 @@ class Bench:
         )
 
     def attach(self, node: str, told: Snapshot) -> None:
-        line = self.lines[node] = FakeLine()
-        self.controller.on_connect(Hello(node, "boot-1", "epoch", "0.1.0", 1, "agent"), line)
+        hello = Hello(node, "boot-1", "epoch", "0.1.0", 1, "agent")
+        self.controller.on_connect(hello, FakeLine())
         self.controller.on_evidence(node, told, self.clock())
-
-    def detach(self, node: str) -> None:
-        self.controller.on_disconnect(node, self.lines[node], "its connection broke")
 
     def break_(self, nodes: Iterable[str]) -> None:
         for node in nodes:
@@ -111,21 +101,12 @@ class Bench:
                 node, Delta(faults=(fault("xid:79", f"GPU-{node}"),)), self.clock()
             )
 
-    def mend(self, node: str) -> None:
-        sign = Cleared("xid:79", f"GPU-{node}", "operator")
-        self.controller.on_evidence(node, Delta(cleared=(sign,)), self.clock())
-
     def holds(self) -> dict[str, str]:
         node_summaries = self.fleet.node_summaries.values()
         return {
             one.node: one.decision.hold.limit
             for one in node_summaries
             if one.decision.hold is not None
-        }
-
-    def sick(self) -> set[str]:
-        return {
-            one.node for one in self.fleet.node_summaries.values() if one.quarantine is not None
         }
 
     def marked(self) -> set[str]:
@@ -167,81 +148,11 @@ async def stored(space: Space) -> Record:
         return parse_record((await cluster.read_record()).text)
 
 
-@pytest.mark.usefixtures("quarantine_definition")
-async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
-    cluster_space: Space, request: pytest.FixtureRequest
-) -> None:
-    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
-    small = cluster_space.create_nodes(3, labels={POOL: "small"})
-    large = cluster_space.create_nodes(7, start=3, labels={POOL: "large"})
-    well = dict.fromkeys(small + large, snapshot())
-    limits = replace(
-        SHIPPED.limits, concurrent_percent=20, pool_label=POOL, new_per_window_percent=100
-    )
-    settings = replace(SHIPPED, limits=limits)
-    async with life(cluster_space, settings, Turned(), well) as bench:
-        bench.break_([small[0], small[1]])  # 20 % of the pool: one of three
-        await until(lambda: len(bench.sick()) == 1 and len(bench.holds()) == 1)
-        assert set(bench.holds().values()) == {"limits.pool_percent"}
-        bench.break_([large[0], large[1]])  # 20 % of ten: one more
-        await until(lambda: len(bench.sick()) == 2 and len(bench.holds()) == 2)
-        assert set(bench.holds().values()) <= {"limits.pool_percent", "limits.concurrent_percent"}
-        assert len((await stored(cluster_space)).entries) == 2
-        [first] = bench.sick() & set(small)
-        bench.mend(first)
-        evaluate_due(bench.controller)
-        bench.clock.time += 700
-        bench.controller.on_evidence(first, Delta(), bench.clock())
-        await until(lambda: first not in bench.sick())
-        await until(lambda: len(bench.sick()) == 2)  # the next one takes its place
-        assert len((await stored(cluster_space)).entries) == 2
-
-
-@pytest.mark.usefixtures("quarantine_definition")
-async def test_a_canary_is_drained_within_its_limit_and_the_rest_observed(
-    cluster_space: Space, request: pytest.FixtureRequest
-) -> None:
-    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
-    canary = cluster_space.create_nodes(2, labels={POOL: "canary"})
-    [rest] = cluster_space.create_nodes(1, start=2, labels={POOL: "other"})
-    well = dict.fromkeys([*canary, rest], snapshot())
-    pool = Pool("canary", LabelSelector({POOL: "canary"}), Action.DRAIN, PoolLimits(concurrent=1))
-    limits = replace(SHIPPED.limits, concurrent_percent=100, new_per_window_percent=100)
-    settings = replace(SHIPPED, mode=Action.OBSERVE, pools=(pool,), limits=limits)
-    async with (
-        life(cluster_space, settings, Turned(), well) as bench,
-        kube_cluster(cluster_space.plane.kubeconfig, namespace=cluster_space.namespace) as reader,
-    ):
-        bench.break_(well)
-        await until(lambda: len(bench.marked()) == 1 and len(bench.holds()) == 1)
-        [sick] = bench.sick()
-        held = {name: "pools.limits.concurrent" for name in canary if name != sick}
-        assert bench.holds() == held
-        assert [(n, e.policy_pool) for n, e in (await stored(cluster_space)).entries.items()] == [
-            (sick, "canary")
-        ]
-        assert bench.fleet.node_summaries[rest].decision.would.startswith("drain: ")
-        node = present(await reader.read_node(rest))
-        assert not node.unschedulable
-        assert not node.taints
-        assert await reader.read_quarantine(rest) is None
-        # A label that a person takes away is no sign of health: mark and entry stay, and count.
-        summary = bench.fleet.node_summaries[sick]
-        await until(lambda: summary.quarantine and summary.quarantine.status.phase is Phase.DRAINED)
-        path, label = f"/api/v1/nodes/{sick}", {"metadata": {"labels": {POOL: "other"}}}
-        cluster_space.plane.call("PATCH", path, label, MERGE_PATCH)
-        await until(lambda: bench.fleet.pool_of(summary) == "default")
-        node = present(await reader.read_node(sick))
-        assert node.unschedulable
-        assert set((await stored(cluster_space)).entries) == {sick}
-        assert bench.holds() == held
-
-
 UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
 REMOVED = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
 
 
-@pytest.mark.parametrize("mark", ["label", "taint", "later"])
+@pytest.mark.parametrize("mark", ["label", "later"])
 @pytest.mark.usefixtures("quarantine_definition")
 async def test_14_bad_nodes_that_another_tool_holds_leave_the_15th_its_place_at_once(
     cluster_space: Space, request: pytest.FixtureRequest, mark: str
@@ -257,19 +168,13 @@ async def test_14_bad_nodes_that_another_tool_holds_leave_the_15th_its_place_at_
     others = cluster_space.create_nodes(46, start=14)
     free = others[0]
 
-    def taint() -> None:
-        for node in held:
-            body = {"spec": {"taints": [REMOVED]}}
-            plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
-
-    if mark == "taint":
-        taint()
     limits = replace(SHIPPED.limits, concurrent_percent=100)
     settings = replace(SHIPPED, limits=limits, common=CommonLimits(common_cause_percent=60))
     well = dict.fromkeys([*held, *others], snapshot())
     async with life(cluster_space, settings, Turned(), well) as bench:
-        if mark == "later":
-            taint()
+        for node in held if mark == "later" else ():
+            body = {"spec": {"taints": [REMOVED]}}
+            plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
         bench.break_(held)
         await until(lambda: set(bench.holds()) == set(held))
         await until(
@@ -283,49 +188,6 @@ async def test_14_bad_nodes_that_another_tool_holds_leave_the_15th_its_place_at_
         for node in held:
             assert EventKind.ADMITTED not in bench.notes.kinds(node)
         assert bench.notes.kinds(free).count(EventKind.ADMITTED) == 1
-
-
-@pytest.mark.usefixtures("quarantine_definition")
-async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_are_four_incidents(
-    cluster_space: Space, request: pytest.FixtureRequest
-) -> None:
-    """A lone 13, 31, 43 and 45; a target that all miss; 30 % of the agents silent at once."""
-    plane = cluster_space.plane
-    request.addfinalizer(lambda: remove_quarantines(plane, cluster_space.node_prefix))
-    nodes, clock = cluster_space.create_nodes(14), Turned()
-    limits = replace(
-        SHIPPED.limits, concurrent_percent=100, new_per_window=50, new_per_window_percent=100
-    )
-    settings = replace(SHIPPED, limits=limits, silence=SilenceRules(30))
-    mark = plane.audit_mark()
-    async with life(cluster_space, settings, clock, dict.fromkeys(nodes, snapshot())) as bench:
-        for node, code in zip(nodes, ("xid:13", "xid:31", "xid:43", "xid:45"), strict=False):
-            lone = fault(code, f"GPU-{node}", cleared_by=ClearedBy.EXPIRY)
-            bench.controller.on_evidence(node, Delta(faults=(lone,)), clock())
-        for node in nodes:
-            missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
-            bench.controller.on_evidence(node, Delta((missed,)), clock())
-        for node in nodes[:4]:
-            bench.detach(node)
-        clock.time += 100
-        await until(lambda: sum("agent.silent" in bench.notes.kinds(node) for node in nodes) == 4)
-        ill = nodes[10:]
-        for node, lines in zip(ill, (9726, 9726, 9726, 9727), strict=True):
-            said = fault("xid:95", f"GPU-{node}", count=lines, cleared_by=ClearedBy.GPU_RESET)
-            bench.controller.on_evidence(node, Delta(faults=(said,)), clock())
-        await until(lambda: bench.sick() == set(ill) == bench.marked())
-        told = [note for note in bench.notes.transitions if note.kind is EventKind.INCIDENT_OPENED]
-        assert sorted(note.node for note in told if "xid:95" in note.summary) == ill
-        assert bench.holds() == {}
-    patched = {
-        entry["objectRef"]["name"]
-        for entry in plane.audit_entries(mark)
-        if entry["user"]["username"] == ADMIN  # the controller manager annotates new nodes
-        and entry["verb"] in ("patch", "update")
-        and entry["objectRef"]["resource"] == "nodes"
-        and "subresource" not in entry["objectRef"]  # statuses are the played kubelets' work
-    }
-    assert patched & set(nodes) == set(ill)
 
 
 class SlowRepairs:

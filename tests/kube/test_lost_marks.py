@@ -3,7 +3,7 @@
 Its Node was deleted and created again in the same boot, or people have changed our marks on it.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,7 @@ from aggregator.quarantine.decide.lost_marks import RestoreRules
 from tests.bench.return_drill import as_registered
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import DISK, LONG, WELL, Bench, running_bench
-from tests.kube.test_releases_without_record import entries
-from tests.support.replica import OPEN, SETTINGS, snapshot
+from tests.support.replica import SETTINGS, snapshot
 from tests.support.stack import pods_of
 from tests.support.waiting import until
 
@@ -61,29 +60,6 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
         await until(lambda: bench.notes.kinds(node).count("quarantine.drained") == 2)
         assert bench.notes.kinds(node).count("work.moved") == 1
         assert pods_of(plane, cluster_space.namespace, node) == []
-
-
-async def test_a_quarantine_whose_node_stays_away_is_not_counted_and_ends_with_its_entry(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    away, sick = cluster_space.create_nodes(2)
-    limits = replace(OPEN, concurrent=1, absent_node_after=3600.0)
-    settings = replace(SETTINGS, limits=limits)
-    async with running_bench(kube, cluster_space, settings=settings) as bench:
-        await bench.list_nodes_anew()  # limits are shares of the nodes that are known
-        bench.attach(away, snapshot(DISK))
-        await bench.phase(away, "Drained")
-        bench.attach(sick, snapshot(DISK))
-        await until(lambda: bench.fleet.node_summaries[sick].decision.hold)
-        cluster_space.plane.delete_nodes([away])
-        await until(lambda: bench.status(away, "nodeAbsentSince"))
-        assert "its Node is gone" in bench.status(away, "message")
-        await bench.phase(sick, "Drained")  # there is room for it now
-        assert entries(cluster_space) == {away, sick}
-        bench.clock.time += 3660.0
-        bench.wall_offset += 3660.0
-        await until(lambda: bench.quarantine(away) is None)
-        assert entries(cluster_space) == {sick}
 
 
 async def test_a_release_restores_what_was_before_also_where_our_annotation_was_removed(
@@ -152,47 +128,59 @@ def overwrite_condition(bench: Bench, node: str) -> None:
     bench.plane.call("PATCH", path, body, "application/strategic-merge-patch+json")
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (remove_taint, "taint"),
-        (change_taint, "taint"),
-        (remove_label, "label"),
-        (remove_applied, "applied"),
-        (overwrite_condition, "condition"),
-    ],
-)
-async def test_a_mark_removed_by_hand_is_reported_and_restored_after_the_grace(
-    change: Callable[[Bench, str], None], name: str, kube: KubeCluster, cluster_space: Space
+#: How people change a mark, and its name in the status.
+CHANGES: Sequence[tuple[Callable[[Bench, str], None], str]] = [
+    (remove_taint, "taint"),
+    (change_taint, "taint"),
+    (remove_label, "label"),
+    (remove_applied, "applied"),
+    (overwrite_condition, "condition"),
+]
+
+
+async def test_each_mark_removed_by_hand_is_reported_and_restored_after_the_grace(
+    kube: KubeCluster, cluster_space: Space
 ) -> None:
-    [node] = cluster_space.create_nodes(1)
+    nodes = cluster_space.create_nodes(len(CHANGES))
     settings = replace(SETTINGS, marks=RestoreRules(restore_after=GRACE))
     async with running_bench(kube, cluster_space, settings=settings) as bench:
-        bench.attach(node, snapshot(DISK))
-        await bench.phase(node, "Drained")
-        node_state = bench.controller.parts.registry.node_state(node)
-        await until(
-            lambda: condition(bench, node) == "True" and node_state.quarantine_view.trail is None
-        )
-        change(bench, node)
-        await until(lambda: missing(bench, node) == {name})
-        assert bench.fleet.node_summaries[node].quarantine_view.missing == (name,)
+
+        def is_told(node: str, kind: str) -> bool:
+            return bench.notes.kinds(node).count(kind) == 1
+
+        def is_settled(node: str) -> bool:
+            trail = bench.controller.parts.registry.node_state(node).quarantine_view.trail
+            return condition(bench, node) == "True" and trail is None
+
+        for node in nodes:
+            bench.attach(node, snapshot(DISK))
+        for node in nodes:
+            await bench.phase(node, "Drained")
+        await until(lambda: all(map(is_settled, nodes)))
+        removed = dict(zip(nodes, CHANGES, strict=True))
+        for node, (change, _) in removed.items():
+            change(bench, node)
+        for node, (_, name) in removed.items():
+            await until(lambda node=node, name=name: missing(bench, node) == {name})  # type: ignore[misc]
+            assert bench.fleet.node_summaries[node].quarantine_view.missing == (name,)
         bench.wall_offset += GRACE
-        bench.later(GRACE, node)
-        await until(lambda: not missing(bench, node))
-        assert {"key": TAINT, "value": "disk", "effect": "NoSchedule"} in taints(bench, node)
-        await until(lambda: condition(bench, node) == "True")
-        meta = bench.plane.node(node)["metadata"]
-        assert meta["labels"][LABEL] == "disk"
-        assert '"unschedulable": true' in meta["annotations"][APPLIED]
-        assert bench.status(node, "phase") == "Drained"
-        assert bench.notes.kinds(node).count("quarantine.marks_missing") == 1
-        await until(lambda: bench.notes.kinds(node).count("quarantine.marks_restored") == 1)
-        bench.says(node, WELL)
-        bench.later(LONG, node)
-        await until(lambda: bench.quarantine(node) is None)
-        assert not bench.unschedulable(node)
-        assert not [one for one in taints(bench, node) if one["effect"] == "NoSchedule"]
+        bench.later(GRACE, *nodes)
+        await until(lambda: not any(missing(bench, node) for node in nodes))
+        for node in nodes:
+            assert {"key": TAINT, "value": "disk", "effect": "NoSchedule"} in taints(bench, node)
+            await until(lambda node=node: condition(bench, node) == "True")  # type: ignore[misc]
+            meta = bench.plane.node(node)["metadata"]
+            assert meta["labels"][LABEL] == "disk"
+            assert '"unschedulable": true' in meta["annotations"][APPLIED]
+            assert bench.status(node, "phase") == "Drained"
+            assert is_told(node, "quarantine.marks_missing")
+            await until(lambda node=node: is_told(node, "quarantine.marks_restored"))  # type: ignore[misc]
+            bench.says(node, WELL)
+        bench.later(LONG, *nodes)
+        await until(lambda: not any(bench.quarantine(node) for node in nodes))
+        for node in nodes:
+            assert not bench.unschedulable(node)
+            assert not [one for one in taints(bench, node) if one["effect"] == "NoSchedule"]
 
 
 async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_it_was_away(

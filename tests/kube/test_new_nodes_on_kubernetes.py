@@ -147,18 +147,6 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
         assert last_test(cluster_space, node)["number"] == 1
 
 
-async def test_a_foreign_taint_that_comes_during_the_test_survives(
-    kube: KubeCluster, jobs: Jobs, cluster_space: Space
-) -> None:
-    node = new_node(cluster_space)
-    async with running(kube, cluster_space, node):
-        pod = await jobs.pod_on(node)
-        set_taints(cluster_space, node, UNTESTED, FOREIGN)
-        jobs.end(pod, 0)
-        await until(lambda: KEY not in taints(cluster_space, node), within=60)
-        assert taints(cluster_space, node) == [FOREIGN["key"]]
-
-
 async def test_the_server_refuses_the_removal_of_a_list_of_taints_that_has_changed(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
@@ -221,24 +209,3 @@ async def test_the_limit_of_the_fleet_holds_with_two_replicas(
 
         await until(ends, within=90)
     assert most == 2
-
-
-async def test_a_node_that_fails_stays_tells_why_and_is_tested_again_in_another_boot(
-    kube: KubeCluster, jobs: Jobs, cluster_space: Space
-) -> None:
-    node = new_node(cluster_space)
-    async with running(kube, cluster_space, node) as site:
-        jobs.end(await jobs.pod_on(node), 1, "gemm: GPU 3 differs")
-        await until(lambda: status(cluster_space, node) == "False", within=60)
-        assert taints(cluster_space, node) == [KEY]
-        assert "gemm: GPU 3 differs" in condition(cluster_space, node)["message"]
-        await until(lambda: "node.test_exhausted" in site.notes.kinds(node))
-        await until(lambda: jobs.all() == [] and jobs.pods() == [], within=60)
-        info = {**cluster_space.plane.node(node)["status"]["nodeInfo"], "bootID": "boot-2"}
-        path, body = f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}}
-        cluster_space.plane.call("PATCH", path, body, MERGE_PATCH)
-        site.attach(node)
-        jobs.end(await jobs.pod_on(node), 0)
-        await until(lambda: status(cluster_space, node) == "True", within=60)
-        assert last_test(cluster_space, node)["number"] == 2
-        assert taints(cluster_space, node) == []

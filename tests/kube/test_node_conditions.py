@@ -101,26 +101,6 @@ async def test_a_quarantine_and_its_release_are_two_transitions_and_no_write_bet
         assert condition(cluster_space, well) is None, "a healthy node gets no condition"
 
 
-async def test_in_mode_observe_only_an_entry_by_evidence_is_written(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    observes = replace(CORDONS, mode=Action.OBSERVE)
-    gpu, disk = cluster_space.create_nodes(2)
-    async with running_bench(kube, cluster_space, settings=observes) as bench:
-        bench.attach(gpu, snapshot(fault("xid:79", boot_id=bench.boot(gpu))))
-        bench.attach(disk, snapshot(replace(FULL, since=bench.clock())))
-        bench.later(LONG, disk)
-        await until(lambda: status(cluster_space, disk, DISK.type) == "True")
-        assert (condition(cluster_space, disk, DISK.type) or {})["reason"] == "BadDisk"
-        await swept(bench)
-        assert status(cluster_space, gpu) is None
-        assert not cluster_space.plane.node(gpu)["spec"].get("unschedulable")
-
-        bench.says(disk, replace(FULL, status=Status.OK, reason="", since=bench.clock()))
-        bench.later(LONG, disk)
-        await until(lambda: status(cluster_space, disk, DISK.type) == "False")
-
-
 async def test_an_exemption_that_no_list_has_shown_yet_keeps_the_condition_away(
     kube: KubeCluster,
     cluster_space: Space,

@@ -22,10 +22,9 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Guard, Node, NodeChange
 from aggregator.composition.core import build_controller
-from aggregator.health.model import Cleared, Component, Delta, Hello, Snapshot, Status
+from aggregator.health.model import Component, Delta, Hello, Snapshot, Status
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN, exemption
-from aggregator.quarantine.settings import Settings, SilenceRules
+from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
@@ -90,11 +89,12 @@ class Bench:
     def says(self, node: str, *components: Component, **delta: Any) -> None:
         self.controller.on_evidence(node, Delta(tuple(components), **delta), self.clock())
 
-    def later(self, seconds: float, node: str) -> None:
-        """Let so much time pass; the agent reports no change."""
+    def later(self, seconds: float, *nodes: str) -> None:
+        """Let so much time pass; the nodes' agents report no change."""
         evaluate_due(self.controller)
         self.clock.time += seconds
-        self.says(node)
+        for node in nodes:
+            self.says(node)
 
     def boot(self, node: str) -> str:
         found: str = self.plane.node(node)["status"]["nodeInfo"]["bootID"]
@@ -219,108 +219,7 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
 # -- release ---------
 
 
-async def test_a_gpu_goes_back_only_when_the_node_has_all_of_them_to_give(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    path = f"/api/v1/nodes/{node}/status"
-    gpus = {"status": {"allocatable": {"nvidia.com/gpu": "7"}}}
-    bench.plane.call("PATCH", path, gpus, MERGE_PATCH)
-    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
-    await bench.phase(node, "Drained")
-    bench.says(node, cleared=(Cleared("xid:79", "GPU-1", "operator"),))
-    bench.later(LONG, node)
-    await until(lambda: "nvidia.com/gpu is 7 of 8" in bench.status(node, "releaseHeld"))
-    assert bench.unschedulable(node)
-    gpus["status"]["allocatable"]["nvidia.com/gpu"] = "8"
-    bench.plane.call("PATCH", path, gpus, MERGE_PATCH)
-    bench.later(60, node)
-    await bench.free(node)
-    assert not bench.unschedulable(node)
-    notes = bench.plane.node(node)["metadata"]["annotations"]
-    assert "xid:79" in notes["sickbay.dev/release-history"]
-
-
-async def test_a_reboot_counts_when_the_kubelet_tells_of_it_too(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    boot = bench.boot(node)
-    bench.attach(node, snapshot(fault(boot_id=boot)))
-    await bench.phase(node, "Drained")
-    late = Hello(node, "an-earlier-boot", "epoch", "0.1.0", 1, "agent")
-    bench.controller.on_connect(late, FakeLine())
-    bench.controller.on_evidence(node, snapshot(), bench.clock())
-    bench.later(LONG, node)
-    await until(lambda: "still in the boot of xid:79" in bench.status(node, "releaseHeld"))
-    bench.plane.reboot_node(node)
-    bench.attach(node, snapshot())
-    bench.later(LONG, node)
-    await bench.free(node)
-
-
 # -- people's word ---------
-
-
-async def test_an_exemption_between_our_read_and_our_write_is_heard(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    set_at: list[str] = []
-
-    class Overtaken(KubeCluster):
-        """A person exempts the node just before our patch of it goes out."""
-
-        async def patch_node(self, read: Node, change: NodeChange, *, guard: Guard) -> Node:
-            if not set_at:
-                set_at.append(read.version)
-                wish = {EXEMPT: exemption(time.time() + 3600, "do not touch")}
-                body = {"metadata": {"annotations": wish}}
-                cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
-            return await super().patch_node(read, change, guard=guard)
-
-    overtaken = Overtaken(
-        kubeconfig=str(cluster_space.plane.kubeconfig), namespace=cluster_space.namespace
-    )
-    await overtaken.start()
-    try:
-        async with running_bench(overtaken, cluster_space) as bench:
-            bench.attach(node, snapshot(DISK))
-            await until(lambda: set_at)
-            await until(
-                lambda: (
-                    node in bench.fleet.node_summaries
-                    and bench.fleet.node_summaries[node].decision.exempt
-                )
-            )
-            await bench.free(node)
-            assert not bench.unschedulable(node)
-            assert "do not touch" in bench.fleet.node_summaries[node].decision.requests[0]
-            assert "quarantine.cordoned" not in bench.notes.kinds(node)
-    finally:
-        await overtaken.close()
-
-
-async def test_a_force_quarantines_and_a_pin_keeps_in_until_they_are_taken_back(
-    bench: Bench, cluster_space: Space
-) -> None:
-    forced, pinned = cluster_space.create_nodes(2)
-    bench.patch(forced, {"metadata": {"annotations": {FORCE: "cordon fan 3 is dead"}}})
-    bench.patch(pinned, {"metadata": {"annotations": {PIN: "RMA 12345"}}})
-    bench.attach(pinned, snapshot(DISK))
-    await bench.list_nodes_anew()
-    await bench.phase(forced, "Cordoned")
-    await bench.phase(pinned, "Drained")
-    bench.says(pinned, WELL)
-    bench.later(LONG, pinned)
-    await until(lambda: "RMA 12345" in bench.status(pinned, "releaseHeld"))
-    bench.patch(forced, {"metadata": {"annotations": {FORCE: None}}})
-    bench.patch(pinned, {"metadata": {"annotations": {PIN: None}}})
-    await bench.list_nodes_anew()
-    bench.later(60, pinned)
-    await bench.free(forced)
-    await bench.free(pinned)
-    assert not bench.unschedulable(forced)
 
 
 async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_so(
@@ -431,30 +330,6 @@ async def test_a_hook_that_a_later_version_wrote_stands_until_a_person_releases_
 
 
 # -- silence ---------
-
-
-async def test_one_silent_agent_under_a_ready_kubelet_is_counted_and_a_failing_one_is_told(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    well, slow, away = cluster_space.create_nodes(3)
-    failing = component("nic-health", "eth0", Status.FAILED, "slow")
-    cluster_space.plane.lose_kubelet(away)
-    settings = replace(SETTINGS, silence=SilenceRules(silent_failing="cordon"))
-    async with running_bench(kube, cluster_space, settings=settings) as bench:
-        for node in (well, slow, away):
-            bench.attach(node, snapshot(failing if node != well else WELL))
-            bench.controller.on_disconnect(node, bench.lines[node], "gone")
-        evaluate_due(bench.controller)
-        bench.clock.time += 61
-        await bench.phase(slow, "Cordoned")
-        assert "its kubelet is ready" in (bench.quarantine(slow) or {})["spec"]["reason"]
-        for node in (well, away):
-            assert "agent.silent" in bench.notes.kinds(node)
-            assert "agent.silent_failing" not in bench.notes.kinds(node)
-            assert bench.quarantine(node) is None
-        bench.attach(slow, snapshot(replace(failing, status=Status.OK)))
-        bench.later(LONG, slow)
-        await bench.free(slow)
 
 
 async def test_the_client_reads_devices_readiness_and_boot(

@@ -84,20 +84,6 @@ async def test_a_node_as_expected_is_marked_and_keeps_all_else(
     assert annotations.items() <= stored.annotations.items()
 
 
-async def test_known_taints_are_kept_beside_ours(kube: KubeCluster, cluster_space: Space) -> None:
-    [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations={"keep": "me"})
-    taint = {"key": THEIRS.key, "value": THEIRS.value, "effect": THEIRS.effect}
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            merge(cluster_space, name, {"spec": {"taints": [taint]}})
-            node = replace(await listed(kube, name), taints=(THEIRS,))
-            with contextlib.suppress(Conflict):  # a controller writes a new node meanwhile
-                await kube.patch_node(node, replace(MARKS, taints=(THEIRS, OURS)), guard=UNGUARDED)
-                break
-    stored = present(await kube.read_node(name))
-    assert {one.key for one in stored.taints} >= {THEIRS.key, OURS.key}
-
-
 def _annotated(key: str) -> dict[str, Any]:
     return {"metadata": {"annotations": {key: "anything"}}}
 
@@ -144,45 +130,6 @@ async def test_a_node_of_the_same_name_with_another_uid_is_not_marked(
     node = await listed(kube, name)
     with pytest.raises(Conflict):
         await kube.patch_node(replace(node, uid="another"), MARKS, guard=UNGUARDED)
-
-
-async def test_a_client_that_patches_a_hundred_times_a_second_delays_no_mark(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    """Its annotation is no part of the decision, and no write of either side is lost."""
-    [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations={"count": "0"})
-    await settled(kube, cluster_space, name)
-    node = await listed(kube, name)
-    written = 0
-    ends = asyncio.Event()
-
-    async def patch_often() -> None:
-        nonlocal written
-        while not ends.is_set():
-            body = {"metadata": {"annotations": {"count": str(written + 1)}}}
-            await asyncio.to_thread(merge, cluster_space, name, body)
-            written += 1
-            await asyncio.sleep(0.005)
-
-    writer = asyncio.create_task(patch_often())
-    async with asyncio.timeout(PATIENCE):
-        await until(lambda: written > 20)
-        attempts = 1
-        while True:
-            try:
-                await kube.patch_node(node, MARKS, guard=UNGUARDED)
-                break
-            except Conflict:
-                attempts += 1
-        so_far = written
-        await until(lambda: written > so_far + 20)
-        ends.set()
-        await writer
-    stored = await kube.read_node(name)
-    assert attempts <= 10
-    assert stored is not None
-    assert OURS in stored.taints
-    assert stored.annotations["count"] == str(written)
 
 
 # -- the aggregator ------------------------------------------------------------------
