@@ -245,38 +245,6 @@ def test_a_node_that_fails_its_test_is_rebooted_and_tested_again(
     assert node.tools.count("reboot-now") == 1
 
 
-def test_a_test_without_a_verdict_leaves_the_node_to_a_person(tested_node: RepairedNode) -> None:
-    node = tested_node
-    node.site_check("exit 77")
-    node.agent.xid(95)
-    node.stack.until(
-        lambda: "2 tests gave no verdict" in _repair(node)["exhausted"],
-        "a person to be asked",
-        timeout_s=RELEASE,
-    )
-    assert node.states() == [("gpu-reset", "Succeeded"), *[("test", "Inconclusive")] * 2]
-    assert node.tests() == 2
-    node.plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node.name}")
-    node.stack.until(node.is_released, "a person's release", timeout_s=60)
-
-
-def test_kill_9_of_the_aggregator_during_a_test_loses_no_verdict(
-    tested_node: RepairedNode,
-) -> None:
-    node = tested_node
-    hold = node.folder / "hold-test"
-    hold.touch()
-    node.site_check(f"while [ -e {hold} ]; do sleep 0.1; done")
-    node.agent.xid(95)
-    node.stack.until(node.tests, "the test", timeout_s=RELEASE)
-    node.stack.aggregator.kill()
-    hold.unlink()
-    node.stack.aggregator.start().ready()
-    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
-    assert (len(node.resets()), node.tests(), node.tools.count("reboot-now")) == (1, 1, 0)
-    node.stack.aggregator.wait_for_log("test own succeeded: passed: site")
-
-
 @pytest.fixture
 def new_node(
     cluster_space: Space, stack_of: Start, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,7 @@
 
 The nodes of the bursts are simulated, through the real uplink and real gRPC, in plaintext and
 trusted by their word (identity insecure-trust-hello): these tests prove that no fault is lost;
-test_fault_to_release and tests/aggregator prove that no stranger can claim a node.
+tests/kube/test_agent_tokens and tests/aggregator prove that no stranger can claim a node.
 """
 
 import json

@@ -146,13 +146,6 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
     )
 
 
-def test_the_demo_ends_well_with_a_small_fleet(begin: Begin) -> None:
-    demo = begin(nodes=FEW)
-    assert demo.process.wait(300) == 0, demo.said()
-    assert f"{FEW + 1} nodes are attached" in demo.said()
-    assert "the alert: common cause:" in demo.said()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
 def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     begin: Begin, number: signal.Signals

@@ -10,7 +10,6 @@ import pytest
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.e2e.conftest import Start
-from tests.e2e.test_fault_to_release import condition, patch_node
 from tests.support.evictions import accepted_evictions
 from tests.support.stack import pods_of, protect, start_job
 
@@ -134,20 +133,6 @@ def test_scaling_the_aggregator_to_zero_changes_nothing(
         lambda: "xid:48" in str((stack.quarantine(node) or {})["spec"]["evidence"]),
         "what came in meanwhile",
     )
-
-
-def test_an_uncordon_is_a_release_where_the_configuration_says_so(
-    cluster_space: Space, stack_of: Start
-) -> None:
-    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    stack = stack_of({"release": {"on_uncordon": "release"}})
-    stack.agent(node).xid(79)
-    stack.until_phase(node, "Drained")
-    patch_node(plane, node, {"spec": {"unschedulable": None}})
-    stack.until(lambda: stack.quarantine(node) is None, "the release")
-    assert stack.taint(node) is None
-    assert "sickbay.dev/overruled" in stack.node(node)["metadata"]["annotations"]
-    stack.until(lambda: condition(stack, node) == "False", "the node's condition")
 
 
 def test_observe_mode_writes_nothing_at_all(cluster_space: Space, stack_of: Start) -> None:
