@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.state.fleet import QuarantineSummary
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.servers import FRUGAL
@@ -74,17 +72,6 @@ def is_held(bench: Bench, node: str) -> bool:
     return bool(ours and spec.get("unschedulable"))
 
 
-def by_hand(plane: ControlPlane, node: str) -> None:
-    spec = {"action": "drain", "kind": "node", "reason": "fan 3", "requester": "hall-2"}
-    body: dict[str, Any] = {
-        "apiVersion": "sickbay.dev/v1alpha1",
-        "kind": "Quarantine",
-        "metadata": {"name": node},
-        "spec": spec,
-    }
-    plane.call("POST", QUARANTINES, body)
-
-
 async def drained(bench: Bench, nodes: Sequence[str]) -> None:
     for node in nodes:
         await bench.phase(node, "Drained", within=SLOW)
@@ -93,41 +80,6 @@ async def drained(bench: Bench, nodes: Sequence[str]) -> None:
 def ill(bench: Bench, nodes: Sequence[str]) -> None:
     for node in nodes:
         bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
-
-
-@pytest.mark.timeout(900)
-async def test_marked_nodes_are_shown_in_quarantine_while_the_definition_is_gone(
-    plane: ControlPlane,
-) -> None:
-    """No page says that no node is marked, and after their release none says that they are."""
-    well, *sick = plane.create_nodes(4, "bereft")
-
-    def shown(bench: Bench) -> set[str]:
-        node_summaries = bench.fleet.node_summaries.values()
-        return {one.node for one in node_summaries if one.state() is QuarantineSummary.QUARANTINED}
-
-    try:
-        async with installed(plane, "bereft") as bench:
-            ill(bench, sick)
-            await drained(bench, sick)
-            assert shown(bench) == set(sick)
-            assert bench.fleet.node_summaries[well].cluster.read_at is not None
-            plane.call("DELETE", DEFINITION)
-            await until(lambda: bench.fleet.view_lost, within=SLOW)
-            await until(
-                lambda: all(bench.fleet.node_summaries[n].quarantine is None for n in sick),
-                within=SLOW,
-            )
-            assert shown(bench) == set(sick)
-        async with installed(plane, "bereft") as bench:
-            for node in sick:
-                await bench.phase(node, "Cordoned", within=SLOW)
-                plane.call("DELETE", f"{QUARANTINES}/{node}")
-            # After the release, a read of the marks replaces the earlier list's answer.
-            await until(lambda: not shown(bench), lambda: shown(bench), within=SLOW)
-    finally:
-        plane.apply(DEPLOY / "crd.yaml")
-        remove_quarantines(plane, "bereft")
 
 
 @pytest.mark.timeout(900)
@@ -164,35 +116,3 @@ async def test_a_reinstall_keeps_all_twelve_nodes_in_quarantine(plane: ControlPl
             await bench.free(nodes[0], within=SLOW)
     finally:
         remove_quarantines(plane, "reinstalled")
-
-
-@pytest.mark.timeout(900)
-async def test_a_replaced_definition_brings_back_ours_and_those_made_by_hand(
-    plane: ControlPlane,
-) -> None:
-    """`kubectl replace --force -f crd.yaml`, with the record kept."""
-    nodes = ours, hand = plane.create_nodes(2, "replaced")
-    try:
-        async with installed(plane, "replaced") as bench:
-            by_hand(plane, hand)
-            ill(bench, [ours])
-            await drained(bench, nodes)
-            uids = [plane.call("GET", f"{QUARANTINES}/{node}")["metadata"]["uid"] for node in nodes]
-            plane.call("DELETE", DEFINITION)
-            await until(lambda: plane.request("GET", DEFINITION).status == 404, within=SLOW)
-            plane.apply(DEPLOY / "crd.yaml")
-            await drained(bench, nodes)
-            found = [plane.call("GET", f"{QUARANTINES}/{node}") for node in nodes]
-            assert not set(uids) & {one["metadata"]["uid"] for one in found}
-            assert found[0]["spec"]["requester"] == "sickbay"
-            spec = {key: found[1]["spec"][key] for key in ("action", "kind", "reason", "requester")}
-            assert spec == {
-                "action": "drain",
-                "kind": "node",
-                "reason": "fan 3",
-                "requester": "hall-2",
-            }
-            assert all(is_held(bench, node) for node in nodes)
-            assert entries(plane) >= set(nodes)
-    finally:
-        remove_quarantines(plane, "replaced")
