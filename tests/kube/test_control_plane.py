@@ -1,20 +1,18 @@
 """The control plane that the other tests rely on is a real one: it refuses, blocks and counts."""
 
-import base64
 import json
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.controlplane.api import MERGE_PATCH
-from tests.controlplane.objects import LINGER, PENDING
-from tests.controlplane.plane import ADMIN, ControlPlane, PlaneError
+from tests.controlplane.objects import LINGER
+from tests.controlplane.plane import ADMIN, ControlPlane
 from tests.controlplane.ports import ReservedPort
 from tests.controlplane.processes import ended
 from tests.controlplane.pytest_plugin import Space
@@ -77,67 +75,6 @@ def test_a_cleared_space_has_no_nodes_no_pods_and_no_quarantines_and_a_deploymen
     )
 
 
-def test_a_lingering_pod_stays_terminating_and_a_pending_one_never_starts(
-    cluster_space: Space,
-) -> None:
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    [node] = cluster_space.create_nodes(1)
-    plane.create_pod(namespace, "lingers", node=node, annotations={LINGER: "true"})
-    plane.create_pod(namespace, "pends", node=node, annotations={PENDING: "true"})
-    plane.wait_pod_running(namespace, "lingers")
-    plane.call("DELETE", cluster_space.path("pods", "lingers"))
-    # A pod that came later has come and gone: kwok has looked at the other two.
-    plane.create_pod(namespace, "witness", node=node)
-    plane.wait_pod_running(namespace, "witness")
-    plane.call("DELETE", cluster_space.path("pods", "witness"))
-    plane.wait_gone(cluster_space.path("pods", "witness"))
-
-    lingering = plane.call("GET", cluster_space.path("pods", "lingers"))
-    assert "deletionTimestamp" in lingering["metadata"]
-    assert plane.call("GET", cluster_space.path("pods", "pends"))["status"]["phase"] == "Pending"
-
-
-def test_a_node_without_kubelet_ends_no_pod_until_it_is_back(cluster_space: Space) -> None:
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    hung, witness = cluster_space.create_nodes(2)
-    plane.create_pod(namespace, "stuck", node=hung)
-    plane.wait_pod_running(namespace, "stuck")
-    plane.lose_kubelet(hung)
-
-    def hung_pod_outlives_a_witness() -> bool:
-        # kwok gets the label a moment later than we; a new pod there shows when it has it.
-        name = f"probe-{time.monotonic_ns()}"
-        plane.create_pod(namespace, name, node=hung)
-        plane.create_pod(namespace, f"{name}-witness", node=witness)
-        plane.wait_pod_running(namespace, f"{name}-witness")
-        pod = plane.call("GET", cluster_space.path("pods", name))
-        return bool(pod["status"]["phase"] == "Pending")
-
-    wait_until(hung_pod_outlives_a_witness, what="kwok to leave the node")
-    plane.call("DELETE", cluster_space.path("pods", "stuck"))
-    plane.create_pod(namespace, "gone", node=witness)
-    plane.call("DELETE", cluster_space.path("pods", "gone"))
-    plane.wait_gone(cluster_space.path("pods", "gone"))
-    stuck = plane.call("GET", cluster_space.path("pods", "stuck"))
-    assert "deletionTimestamp" in stuck["metadata"]
-    ready = [c for c in plane.node(hung)["status"]["conditions"] if c["type"] == "Ready"]
-    assert ready[0]["status"] == "Unknown"
-
-    plane.return_kubelet(hung)
-    plane.wait_gone(cluster_space.path("pods", "stuck"))
-
-
-def test_a_kubelet_may_not_change_its_own_taints(cluster_space: Space) -> None:
-    [node] = cluster_space.create_nodes(1)
-    kubelet = cluster_space.plane.client_for(f"system:node:{node}", ["system:nodes"])
-    taints = [{"key": "sickbay.test/mine", "effect": "NoSchedule"}]
-    answer = kubelet.request(
-        "PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, MERGE_PATCH
-    )
-    assert answer.status == 403
-    assert "not allowed to modify taints" in answer.body["message"]
-
-
 def test_the_audit_log_counts_requests_by_user_and_verb(cluster_space: Space) -> None:
     plane = cluster_space.plane
     nobody = plane.client_for("nobody-special")
@@ -152,37 +89,6 @@ def test_the_audit_log_counts_requests_by_user_and_verb(cluster_space: Space) ->
     assert counts["nobody-special", "list"] == 1
     assert counts[ADMIN, "get"] == 0
     assert plane.requests_by_user_and_verb(plane.audit_mark())["nobody-special", "get"] == 0
-
-
-def test_a_definition_is_served_once_applied_and_applying_again_updates(
-    cluster_space: Space,
-) -> None:
-    definition = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: beds.control-plane.sickbay.test}
-spec:
-  group: control-plane.sickbay.test
-  scope: Namespaced
-  names: {plural: beds, singular: bed, kind: Bed}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      schema:
-        openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}
----
-apiVersion: control-plane.sickbay.test/v1
-kind: Bed
-metadata: {name: one}
-spec: {size: 1}
-"""
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    [_, bed] = plane.apply(definition, namespace=namespace)
-    assert bed["metadata"]["namespace"] == namespace
-    [_, bed] = plane.apply(definition.replace("size: 1", "size: 2"), namespace=namespace)
-    assert bed["spec"] == {"size": 2}
-    assert bed["metadata"]["generation"] == 2
 
 
 def test_an_object_that_another_client_changed_or_deleted_is_applied_again(
@@ -290,23 +196,3 @@ def test_many_nodes_and_their_pods_are_objects_of_their_own(cluster_space: Space
     plane.wait_pod_running(cluster_space.namespace, f"rank-{names[119]}")
     assert plane.evict(cluster_space.namespace, f"rank-{names[119]}").status == 201
     plane.wait_gone(f"{path}/rank-{names[119]}")
-
-
-def test_a_copy_takes_no_other_objects_name_and_has_words_of_the_same_length(
-    cluster_space: Space,
-) -> None:
-    plane = cluster_space.plane
-    first, second = cluster_space.create_nodes(2)
-    uid = plane.node(second)["metadata"]["uid"]
-    with pytest.raises(PlaneError, match="the key of one is taken"):
-        plane.copy_object(f"minions/{first}", [{first: second}])
-    assert plane.node(second)["metadata"]["uid"] == uid
-    with pytest.raises(ValueError, match=f"'{first}0' is not as long as '{first}'"):
-        plane.copy_object(f"minions/{first}", [{first: f"{first}0"}])
-
-
-def test_kubeconfigs_stand_alone(control_plane: ControlPlane) -> None:
-    config = json.loads(control_plane.kubeconfig_for("someone", ["a-group"]).read_text())
-    user = config["users"][0]["user"]
-    assert base64.b64decode(user["client-key-data"]).startswith(b"-----BEGIN PRIVATE KEY-----")
-    assert config["clusters"][0]["cluster"]["server"] == control_plane.url
