@@ -37,16 +37,6 @@ async def site(
         node.close()
 
 
-async def test_hello_names_what_the_configuration_allows(
-    site: tuple[Aggregator, RepairNode],
-) -> None:
-    server, _ = site
-    hello = server.latest.hello
-    assert list(hello.repair_verbs) == [RESET, REBOOT, TEST]
-    assert "standard" in hello.test_profiles
-    assert hello.boottime_ms > 0
-
-
 async def test_a_reset_is_accepted_told_with_evidence_done_once_and_proved(
     site: tuple[Aggregator, RepairNode],
 ) -> None:
@@ -153,29 +143,6 @@ async def test_a_reset_ends_the_faults_that_a_reset_ends(
     assert ("xid:48", "gpu-reset") in {(each.code, each.how) for each in server.latest.cleared}
 
 
-@pytest.mark.root
-async def test_a_process_with_a_gpu_open_keeps_a_reset_and_a_reboot_away(
-    site: tuple[Aggregator, RepairNode],
-) -> None:
-    server, node = site
-    script = "mount -t tmpfs x /dev && exec 9>/dev/nvidia0 && echo ready && exec sleep 600"
-    user = holder(script)
-    try:
-        assert user.stdout is not None
-        assert user.stdout.readline() == "ready\n"
-        for verb in (RESET, REBOOT):
-            result = await server.ordered(node, node.order(verb, server.latest))
-            assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "in-use")
-            assert f"pid {user.pid}" in result.message
-    finally:
-        user.kill()
-        user.communicate()
-    assert (
-        await server.ordered(node, node.order(RESET, server.latest))
-    ).state == pb.REPAIR_STATE_SUCCEEDED
-    assert node.tools.count("reboot-now") == 0
-
-
 async def test_an_order_that_is_cancelled_in_the_same_breath_is_not_begun(
     site: tuple[Aggregator, RepairNode],
 ) -> None:
@@ -276,19 +243,6 @@ async def test_a_test_gives_steps_and_measurements(
     assert result.test_profile == "quick"
 
 
-async def test_a_malformed_record_obeys_no_order(site: tuple[Aggregator, RepairNode]) -> None:
-    server, node = site
-    await server.ordered(node, node.order(RESET, server.latest))
-    node.kill()
-    (node.state_dir / "repair/operations.json").write_text('{"version": 1}')
-    await node.start().up()
-    await attached(server, node)
-    result = await server.ordered(node, node.order(RESET, server.latest))
-    assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "no-record")
-    assert "operations.json is malformed" in result.message
-    assert node.tools.count("--gpu-reset") == 1
-
-
 async def test_without_repair_allow_an_order_is_refused_and_no_record_is_made(
     tmp_path: Path,
 ) -> None:
@@ -310,13 +264,6 @@ def test_an_agent_that_obeys_no_order_does_not_load_the_modules() -> None:
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def holder(script: str) -> "subprocess.Popen[str]":
-    """A process with a GPU open, in a mount namespace of its own as a container's is."""
-    return subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script], stdout=subprocess.PIPE, text=True
-    )
 
 
 def node_gpus() -> list[FakeGpu]:

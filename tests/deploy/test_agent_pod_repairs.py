@@ -224,24 +224,6 @@ async def test_a_reset_is_done_once_by_the_hosts_program_with_evidence(site: Sit
     ]
 
 
-async def test_a_result_is_told_by_the_next_container_and_its_order_is_not_repeated(
-    site: Site,
-) -> None:
-    stream = await site.start()
-    order = site.order(RESET, stream)
-    assert (await site.aggregator.ordered(site, order)).state == pb.REPAIR_STATE_SUCCEEDED
-    told = len(site.aggregator.results(order.operation_id))
-    await site.kill()
-    stream = await site.start()
-    await until(
-        lambda: len(site.aggregator.results(order.operation_id)) > told, site.log, within=30
-    )
-    stream.send(repair_order=order)
-    await site.ordered(REBOOT, stream)
-    assert set(site.aggregator.states(order.operation_id)[told:]) == {"succeeded"}
-    assert site.tools.count("--gpu-reset") == 1
-
-
 async def test_a_reset_during_which_the_container_is_killed_is_unknown_and_not_repeated(
     site: Site,
 ) -> None:
