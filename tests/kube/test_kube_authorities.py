@@ -155,48 +155,6 @@ async def test_a_requested_rotation_waits_until_agents_know_the_next_authority(
     assert fleet.issuers() == {2}
 
 
-async def test_what_people_delete_or_damage_is_written_again(
-    fleet: Fleet, objects: Objects
-) -> None:
-    await fleet.settle()
-    entries, bundle = objects.entries(), objects.bundle()
-    served = [one.pair for one in fleet.replicas]
-    objects.plane.call("DELETE", objects.secret)
-    await fleet.settle()
-    assert objects.entries() == entries
-    for damage in ({"ca-1.key": "AAAA"}, {"ca-1.crt": "AAAA"}, {"ca-1.crt": None}):
-        objects.patch(objects.secret, {"data": damage})
-        await fleet.settle()
-        assert objects.entries() == entries
-    objects.plane.call("DELETE", objects.config_map)
-    await fleet.settle()
-    assert objects.bundle() == bundle
-    for text in ("", "no certificate", bundle * 2):
-        objects.patch(objects.config_map, {"data": {"ca.crt": text}})
-        await fleet.settle()
-        assert objects.bundle() in {bundle, bundle * 2}  # the same certificates twice do no harm
-    assert [one.pair for one in fleet.replicas] == served
-
-
-async def test_without_a_replica_that_knows_the_authority_a_new_one_waits_for_one(
-    fleet: Fleet, objects: Objects
-) -> None:
-    await fleet.settle()
-    old = objects.bundle()
-    objects.plane.call("DELETE", objects.secret)
-    # All replicas were started again; each still has its certificate on its disk.
-    fleet.replicas = [fleet.replica(f"replica-{number}") for number in range(3)]
-    served = [one.pair for one in fleet.replicas]
-    await fleet.settle()
-    assert objects.plane.request("GET", objects.secret).status == 404
-    await fleet.pass_time(120)
-    assert set(objects.entries()) == {"ca-1.crt", "ca-2.crt", "ca-2.key"}
-    assert old in objects.bundle()
-    assert [one.pair for one in fleet.replicas] == served, "agents know the new one later"
-    await fleet.pass_time(RULES.publish_wait)
-    assert fleet.issuers() == {2}
-
-
 # -- rights --------------------------------------------------------------------------
 
 

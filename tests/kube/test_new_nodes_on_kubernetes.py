@@ -182,30 +182,3 @@ async def test_two_replicas_that_both_take_a_node_for_theirs_make_one_job(
     assert len(names) == 1
     assert last_test(cluster_space, node)["number"] == 1
     assert last_test(cluster_space, node)["state"] == "Succeeded"
-
-
-async def test_the_limit_of_the_fleet_holds_with_two_replicas(
-    kube: KubeCluster, jobs: Jobs, cluster_space: Space
-) -> None:
-    nodes = [new_node(cluster_space, start=number) for number in range(4)]
-    most = 0
-    async with (
-        kube_cluster(cluster_space.plane.kubeconfig, namespace=cluster_space.namespace) as other,
-        running(kube, cluster_space, *nodes),
-        running(other, cluster_space, *nodes),
-    ):
-        ended: set[str] = set()
-
-        def ends() -> bool:
-            """Ends each pod that runs, once; counts those that had not ended."""
-            nonlocal most
-            runs = [one for one in jobs.pods() if one["status"]["phase"] == "Running"]
-            most = max(most, len(jobs.all()))
-            for pod in runs:
-                if pod["metadata"]["uid"] not in ended:
-                    ended.add(pod["metadata"]["uid"])
-                    jobs.end(pod, 0)
-            return all(KEY not in taints(cluster_space, node) for node in nodes)
-
-        await until(ends, within=90)
-    assert most == 2
