@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aggregator.web import models, node_view
 from aggregator.web.event_broker import EventBroker
-from aggregator.web.node_detail import NodeDetails
 from aggregator.web.snapshot_cache import TICK, FleetSnapshot
 from aggregator.web.summary import headline
 
@@ -20,13 +19,13 @@ class ChangeNotifier:
     def __init__(
         self,
         snapshot: Callable[[], Awaitable[FleetSnapshot]],
-        details: NodeDetails,
+        detail: Callable[[str], models.Node | None],
         feed: EventBroker,
         troubles: Callable[[], Sequence[object]] = tuple,
     ) -> None:
-        """``troubles``: what each page reports of this replica itself."""
+        """``detail`` of a node, by its name; ``troubles``: those of this replica itself."""
         self._snapshot = snapshot
-        self._details = details
+        self._detail = detail
         self._feed = feed
         self._troubles = troubles
         #: The view of each stream, by its node.
@@ -60,7 +59,7 @@ class ChangeNotifier:
         views: dict[str, object] = {"": (snapshot.revision, notices)}
         for name in self._feed.nodes:
             # Heartbeats come all the time, and are no change.
-            one = self._details.of(name)
+            one = self._detail(name)
             views[name] = (one and node_view.steady(one), notices)
         for name, view in views.items():
             # A new subscriber is notified at once, because the view may have changed since the page

@@ -42,6 +42,7 @@ from aggregator.web.api import MAP_BLOCKS, MOST, NODES, NotThere, story_or_none_
 from aggregator.web.assets import Assets
 from aggregator.web.drift_view import drift_rows
 from aggregator.web.fleet_trend import point_of
+from aggregator.web.node_detail import node_detail
 from aggregator.web.page_delta import PageDeltas
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
@@ -276,7 +277,7 @@ class Pages:
             )
         name = names[0] if names else ""
         events = [node_view.event(one) for one in past.transitions]
-        node = self._queries.details.of(name) if name else None
+        node = node_detail(self._queries.fleet, self._queries.snapshots, name)
         incidents = node.incidents if node is not None else []
         return self._page(
             "incident.html",

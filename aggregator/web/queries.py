@@ -23,7 +23,7 @@ from aggregator.web.history_interface import HistoryReader
 from aggregator.web.job_models import JobReport
 from aggregator.web.map_view import POOL, MapLayout, MapLayouts
 from aggregator.web.mode_effect import EffectCache, Preview
-from aggregator.web.node_detail import NodeDetails
+from aggregator.web.node_detail import node_detail
 from aggregator.web.node_table import RowCache, check_key
 from aggregator.web.snapshot_cache import FleetSnapshot, SnapshotCache
 from aggregator.web.summary import summarize
@@ -62,7 +62,6 @@ class FleetQueries:
     history: HistoryReader
     version: str
     ready: Callable[[], list[str]]
-    details: NodeDetails
     alert_trouble: Callable[[], str]
     reports: SharedAnswers[JobReport]
     alerts: Callable[[], AlertOverview] = AlertOverview
@@ -155,7 +154,7 @@ class FleetQueries:
 
     async def story(self, name: str) -> models.Node | None:
         """One node with its timeline, or None where it is not known."""
-        found = self.details.of(name)
+        found = node_detail(self.fleet, self.snapshots, name)
         if found is None:
             return None
         past = await self.past(name)

@@ -34,7 +34,7 @@ from aggregator.web.job_view import remembered_reports
 from aggregator.web.login import LogIn
 from aggregator.web.metrics import ScrapeContent, families
 from aggregator.web.mode_effect import Preview
-from aggregator.web.node_detail import NodeDetails
+from aggregator.web.node_detail import node_detail
 from aggregator.web.oidc_routes import OidcRoutes
 from aggregator.web.pages import Pages
 from aggregator.web.person_actions import ACTIONS
@@ -92,7 +92,6 @@ class Web:
         """
         access = access or PageAccess()
         snapshots = SnapshotCache(fleet, clocks, replicas, lease_lost)
-        details = NodeDetails(fleet=fleet, snapshots=snapshots)
         self._queries = FleetQueries(
             fleet,
             snapshots,
@@ -100,7 +99,6 @@ class Web:
             history,
             version,
             ready,
-            details,
             stats.alert_trouble,
             remembered_reports(clocks.now),
             stats.alerts,
@@ -124,7 +122,10 @@ class Web:
             )
         self._actions = ActionEndpoints(access, self._guard_access, actions)
         self._change_notifier = ChangeNotifier(
-            self._queries.current_snapshot, details, feed, self._queries.troubles
+            self._queries.current_snapshot,
+            partial(node_detail, fleet, snapshots),
+            feed,
+            self._queries.troubles,
         )
         self._feed, self._fleet = feed, fleet
         self._stats = stats

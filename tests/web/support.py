@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -56,7 +57,7 @@ from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from aggregator.web.change_notifier import ChangeNotifier
 from aggregator.web.event_broker import EventBroker
-from aggregator.web.node_detail import NodeDetails
+from aggregator.web.node_detail import node_detail
 from aggregator.web.server import Web
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
@@ -523,8 +524,8 @@ def pulse_alone(
 ) -> ChangeNotifier:
     """The pulse of a replica, without a server."""
     snapshots = SnapshotCache(fleet, clocks)
-    details = NodeDetails(fleet=fleet, snapshots=snapshots)
-    return ChangeNotifier(snapshots.current_snapshot, details, feed, troubles)
+    detail = partial(node_detail, fleet, snapshots)
+    return ChangeNotifier(snapshots.current_snapshot, detail, feed, troubles)
 
 
 # -- the server --------------------------------------------------------------------------------
