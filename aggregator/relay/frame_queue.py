@@ -5,7 +5,7 @@ import contextlib
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
-from aggregator.relay.protocol import FRAME_BYTES
+from aggregator.relay.protocol import AGENT_BYTES, FRAME_BYTES, RELAY_BYTES
 
 
 class Frame(Protocol):
@@ -29,7 +29,7 @@ AT_ONCE = 10
 class FrameQueue(Generic[F]):
     """``most_bytes`` wait in all, ``most_of_one`` for one stream."""
 
-    def __init__(self, *, most_bytes: int, most_of_one: int) -> None:
+    def __init__(self, *, most_bytes: int = RELAY_BYTES, most_of_one: int = AGENT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._most_of_one = most_of_one
         self._frames: deque[tuple[F, int]] = deque()

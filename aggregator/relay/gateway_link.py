@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from aggregator.relay.frame_queue import FrameQueue
-from aggregator.relay.protocol import AGENT_BYTES, RELAY_BYTES, message_frames
+from aggregator.relay.protocol import RELAY_BYTES, message_frames
 from sickbay.v1 import relay_pb2 as pb
 
 
@@ -29,9 +29,7 @@ class GatewayLink:
     """Of one stream to the controller. ``number`` of a call is its stream in the frames."""
 
     def __init__(self) -> None:
-        self.queue: FrameQueue[pb.AgentFrame] = FrameQueue(
-            most_bytes=RELAY_BYTES, most_of_one=AGENT_BYTES
-        )
+        self.queue: FrameQueue[pb.AgentFrame] = FrameQueue()
         self._received: set[int] = set()
         #: The urgent ones come first: the others' evidence is still in force.
         self._first: dict[RelayedCall, None] = {}

@@ -20,7 +20,6 @@ from aggregator.ingest.stream import Stream
 from aggregator.relay.auth import ReplicaAuthenticator
 from aggregator.relay.frame_queue import FrameQueue
 from aggregator.relay.protocol import (
-    AGENT_BYTES,
     ANSWERED_WITHIN,
     BATCH_BYTES,
     BATCH_EVERY,
@@ -198,9 +197,7 @@ class _Link:
     _until: float
 
     def __attrs_post_init__(self) -> None:
-        self._queue: FrameQueue[pb.ReplyFrame] = FrameQueue(
-            most_bytes=RELAY_BYTES, most_of_one=AGENT_BYTES
-        )
+        self._queue: FrameQueue[pb.ReplyFrame] = FrameQueue()
         self._contexts: dict[int, RelayedContext] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._permitted = 0
