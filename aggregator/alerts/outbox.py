@@ -101,7 +101,8 @@ class AlertOutbox:
         dropped = 0
         for route in {route for item in items for route in item.routes}:
             dropped += _bound_nodes(db, route, items)
-            dropped += _bound(db, route)
+            # The newest alerts matter most to a receiver that is away for days.
+            dropped += _drop_oldest(db, MOST_WAITING, pending.c.route == route)
         return batch.new, dropped
 
     @_one_change
@@ -288,11 +289,6 @@ def _bound_nodes(db: sa.Connection, route: str, items: Sequence[Item]) -> int:
         for node in db.execute(many).scalars().all():
             gone += _drop_oldest(db, MOST_OF_NODE, pending.c.route == route, pending.c.node == node)
     return gone
-
-
-def _bound(db: sa.Connection, route: str) -> int:
-    """The newest alerts matter most to a receiver that is away for days."""
-    return _drop_oldest(db, MOST_WAITING, pending.c.route == route)
 
 
 def _drop_oldest(db: sa.Connection, most: int, *of: "sa.ColumnElement[bool]") -> int:
