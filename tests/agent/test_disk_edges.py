@@ -10,7 +10,6 @@ import pytest
 from nodeagent.checks import (
     disk_common,
     disk_ext4,
-    disk_md,
     disk_mounts,
     disk_nvme,
     disk_readonly,
@@ -23,7 +22,6 @@ from nodeagent.model import Status
 from nodeagent.sources.block_devices import Stacks
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space, Written
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.mdraid import Array
 from nodeagent.sources.mountinfo import Mount, MountTable, parse
 from nodeagent.sources.nvme import Controller, Health
 from tests.agent.kernel_log import HandClock, record
@@ -59,21 +57,6 @@ def test_a_disk_is_full_from_each_threshold_on(used: int, status: Status) -> Non
     found = disk_space.evaluate(DISK, Space(1000, used, 1000 - used, 0, 0), limits())
     assert (found.status, found.reason) == (status, "full" if status is not Status.OK else "")
     assert found.message == f"{used / 10:.0f} % used, {1000 - used} B free"
-
-
-@pytest.mark.parametrize(
-    ("taken", "status"),
-    [(799, Status.OK), (800, Status.DEGRADED), (949, Status.DEGRADED), (950, Status.FAILED)],
-)
-def test_inodes_are_used_up_from_each_threshold_on(taken: int, status: Status) -> None:
-    roomy = Space(1000 * GIB, 0, 1000 * GIB, 1000, 1000 - taken)
-    found = disk_space.evaluate(DISK, roomy, limits())
-    assert found.status is status
-    if status is Status.OK:
-        assert (found.reason, found.message) == ("", "0 % used, 1000 GiB free")
-    else:
-        assert found.reason == "inodes"
-        assert found.message == f"{taken / 10:.0f} % of inodes used, {1000 - taken} free"
 
 
 @pytest.mark.parametrize(
@@ -153,20 +136,6 @@ def test_an_image_that_is_full_says_that_it_is_read_only() -> None:
     image = mount("1 0 8:1 / /usr ro - squashfs /dev/loop0 ro")
     found = disk_space.evaluate(image, Space(1000, 1000, 0, 10, 0), limits())
     assert (found.status, found.message) == (Status.OK, "100 % used, 0 B free, read-only")
-
-
-def test_only_what_fails_of_a_remote_filesystem_becomes_degraded() -> None:
-    for result, here, there in (
-        (Space(1000, 980, 20, 0, 0), Status.FAILED, Status.DEGRADED),
-        (Space(1000, 920, 80, 0, 0), Status.DEGRADED, Status.DEGRADED),
-        (Space(1000, 0, 1000, 0, 0), Status.OK, Status.OK),
-    ):
-        assert disk_space.evaluate(DISK, result, limits()).status is here
-        assert disk_space.evaluate(HOME, result, limits()).status is there
-    unknown = disk_common.without_space(
-        "disk-space", HOME.name, ProbeRefused(errno.EACCES, "statvfs")
-    )
-    assert disk_common.of_mount(HOME, unknown) == unknown
 
 
 @pytest.mark.parametrize(
@@ -354,27 +323,6 @@ HEALTHY = Health(warning=0, temperature=41, spare=100, spare_threshold=10, used=
 
 
 @pytest.mark.parametrize(
-    ("state", "seconds", "verdict", "words"),
-    [
-        ("live", 900.0, None, ""),
-        ("dead", 0.0, (Status.FAILED, "dead"), "the kernel has given the controller up"),
-        ("dead (new word)", 0.0, (Status.FAILED, "dead"), "the kernel has given"),
-        ("resetting", 299.9, (Status.DEGRADED, "not-live"), "resetting for 300 s"),
-        ("resetting", 300.0, (Status.FAILED, "stuck"), "resetting for 300 s"),
-        ("connecting", 12.0, (Status.DEGRADED, "not-live"), "connecting for 12 s"),
-    ],
-)
-def test_a_controller_that_is_not_live(
-    state: str, seconds: float, verdict: tuple[Status, str] | None, words: str
-) -> None:
-    found = disk_nvme.evaluate_state(replace(DRIVE, state=state), seconds, stuck_for=300.0)
-    assert (found and (found.status, found.reason)) == verdict
-    if found is not None:
-        assert found.message.startswith(f"PM9A3 S1: {words}")
-        assert found.component == "nvme0"
-
-
-@pytest.mark.parametrize(
     ("model", "serial", "said"),
     [("M", "", "M: live"), ("", "S", "S: live"), ("", "", "live"), ("M", "S", "M S: live")],
 )
@@ -413,45 +361,6 @@ async def test_drives_that_are_expected_missing_and_back(tmp_path: Path) -> None
 
 
 # -- disk-md, disk-readonly, disk-ext4 ------------------------------------------------------------
-
-
-RAID = Array("md0", "raid1", "clean", 2, 0, (), "idle", None)
-
-
-@pytest.mark.parametrize(
-    ("array", "verdict", "message"),
-    [
-        (RAID, OK, "raid1 of 2: clean"),
-        (replace(RAID, action="frozen"), OK, "raid1 of 2: clean"),
-        (replace(RAID, action="check"), OK, "raid1 of 2: clean; check"),
-        (replace(RAID, action="check", done=41.7), OK, "raid1 of 2: clean; check 42 %"),
-        (replace(RAID, level="", state="active"), OK, "array of 2: active"),
-        (
-            replace(RAID, missing=1, faulty=("sdb1",), action="recover", done=0.0),
-            (Status.DEGRADED, "degraded"),
-            "raid1 of 2: 1 missing or not in sync; faulty: sdb1; recover 0 %",
-        ),
-        (
-            replace(RAID, state="readonly"),
-            (Status.DEGRADED, "read-only"),
-            "raid1 of 2: set read-only",
-        ),
-        (
-            replace(RAID, state="readonly", missing=1),
-            (Status.DEGRADED, "degraded"),
-            "raid1 of 2: 1 missing or not in sync",
-        ),
-        (
-            replace(RAID, state="inactive", missing=2),
-            (Status.FAILED, "inactive"),
-            "raid1 of 2: not started",
-        ),
-    ],
-)
-def test_an_array(array: Array, verdict: tuple[Status, str], message: str) -> None:
-    found = disk_md.evaluate(array)
-    assert (found.status, found.reason) == verdict
-    assert (found.check, found.component, found.message) == ("disk-md", "md0", message)
 
 
 @pytest.mark.parametrize(

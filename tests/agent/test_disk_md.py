@@ -99,9 +99,11 @@ async def test_a_person_is_told_which_member_and_how_far(tmp_path: Path) -> None
             "linear of 2: 1 member is lost; faulty: nvme0n1p2",
         ),
         ({"level": "raid1", "degraded": 2}, "raid1 of 2: 2 members are lost"),
+        ({"array_state": "readonly"}, "raid1 of 2: set read-only"),
+        ({"array_state": "inactive", "degraded": 2}, "raid1 of 2: not started"),
     ],
 )
-async def test_a_broken_array_names_the_loss(
+async def test_an_array_that_is_not_well_says_why(
     tmp_path: Path, files: dict[str, object], words: str
 ) -> None:
     machine = made_up(tmp_path)
