@@ -1,7 +1,6 @@
 """Drains that know of workloads, on a real API server: one GPU's pods, and an EvictionRequest."""
 
 import asyncio
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,9 +15,6 @@ import yaml
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Quarantine
-from aggregator.ingest import codec as received
-from aggregator.jobs.gpu_reader import PodGpuReader
-from aggregator.jobs.gpu_report import GpuReport
 from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.drain.pod_waits import DrainRound, PodWaits
@@ -26,20 +22,12 @@ from aggregator.workloads import eviction_requests
 from aggregator.workloads.eviction_requests import KIND, EvictionRequests
 from aggregator.workloads.gpu_scope import GpuScope
 from aggregator.workloads.notices import EvictionNotices
-from nodeagent.repair import gpu_pods
-from nodeagent.repair.gpu_use import GpuUse
-from nodeagent.repair.pod_resources import SOCKET
-from nodeagent.sources.gpus import GpuMap
-from nodeagent.uplink import codec as sent
-from tests import nvml
 from tests.controlplane.api import MERGE_PATCH, ApiError
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.kube import test_kube_drain as drains
 from tests.kube.test_kube_drain import SETTINGS, Aggregator, pod, pods_left, until
-from tests.nvml.gpu_bench import Bench
 from tests.support.gpu_reports import no_reports
 from tests.support.kube_cluster import DEPLOY, kube_cluster, unreviewed_cluster
-from tests.support.pod_resources import container, pod_resources, uses
 from tests.support.replica import FakeLine, fault, hello, shipped_policy, snapshot
 from tests.support.waiting import PATIENCE
 from tests.support.yaml_documents import read_yaml
@@ -86,64 +74,6 @@ async def test_a_fault_of_one_gpu_evicts_the_pods_that_the_kubelet_reports_on_it
         await asyncio.to_thread(space.plane.call, "DELETE", space.path("pods", "other"))
         await running.until_phase(node, "Drained")
         await running.release(node)
-
-
-class AgentReports:
-    """Implements `GpuReports`: the agent's own code, and its message over the wire."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._gpus = GpuMap(bench.machine, {nvml.pci_of(n): f"GPU-{n + 1}" for n in range(2)})
-
-    async def read_pods(self, node: str) -> GpuReport:
-        del node
-        bench = self._bench
-        found = await gpu_pods.find_pod_gpus(
-            bench.machine, self._gpus, bench.nvml, own_namespace=True
-        )
-        message = sent.gpu_use("1", GpuUse(pods=found))
-        return received.gpu_use(message.FromString(message.SerializeToString()).gpu_use)[1].pods
-
-
-async def test_a_fault_of_one_gpu_evicts_the_pods_that_podresources_and_nvml_name(
-    kube: KubeCluster, cluster_space: Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The status names no GPU: the kubelet is older than 1.36, or the pods have claims."""
-    for part in ("_KUBELET", "_DRIVER"):
-        monkeypatch.setattr(gpu_pods, part, PATIENCE)
-    space, [node] = cluster_space, cluster_space.create_nodes(1)
-    amount = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    for name in ("user", "other"):
-        await pod(space, node, name, spec={"containers": [{"name": "c", "image": "i", **amount}]})
-    await pod(space, node, "sees-all")  # privileged: it opens the GPU of another pod
-    shown = await asyncio.to_thread(space.plane.call, "GET", space.path("pods", "sees-all"))
-    uid = shown["metadata"]["uid"]
-    scopes = {rule.name: rule.scope for rule in shipped_policy().rules}
-    with tempfile.TemporaryDirectory(prefix="pr-") as path:  # a socket's path is short
-        folder = Path(path)
-        (folder / "proc/70").mkdir(parents=True)
-        (folder / "proc/70/cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/abc\n")
-        gpus = [nvml.gpu(0, uuid="GPU-1", pids=(70,)), nvml.gpu(1, uuid="GPU-2")]
-        async with (
-            pod_resources(folder / "root" / SOCKET.lstrip("/")) as kubelet,
-            Bench(folder, gpus, proc=folder / "proc", deadline=PATIENCE) as bench,
-        ):
-            kubelet.pods = [
-                uses(space.namespace, name, container("c", device))
-                for name, device in (("user", "GPU-1"), ("other", "GPU-2"))
-            ]
-            reader = PodGpuReader(AgentReports(bench), Clocks(time.monotonic, time.time))
-            scope = GpuScope(SETTINGS.drain, lambda rule: scopes.get(rule, ""), reader)
-            async with drains.aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
-                running.controller.on_connect(hello(node), FakeLine())
-                evidence = snapshot(fault("xid:48"))
-                running.controller.on_evidence(node, evidence, time.monotonic())
-                await until(lambda: pods_left(space), lambda left: set(left) == {"other"})
-                reason = await running.until_blocked(node, f"{space.namespace}/other")
-                assert "it does not use GPU-1 (scope: gpu)" in reason
-                assert await pods_left(space) == {"other": False}
-                assert kubelet.calls
-                await running.release(node)
 
 
 class Responding:
