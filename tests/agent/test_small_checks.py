@@ -17,7 +17,6 @@ from nodeagent.checks import (
     dns,
     kubelet,
     maintenance,
-    memory,
     nic_link,
     peers,
     pod_network,
@@ -36,7 +35,7 @@ from nodeagent.sources.disk_probe import Result, Space
 from nodeagent.sources.dns import Reply
 from nodeagent.sources.http import HttpError, Response
 from nodeagent.sources.pod_network import NoProber, ProberError, ProberReply
-from nodeagent.sources.pressure import Memory, Stall
+from nodeagent.sources.pressure import Stall
 from nodeagent.sources.processes import Found, StuckProcess
 from nodeagent.sources.timex import Timex
 from tests.agent.kernel_log import HandClock
@@ -178,27 +177,6 @@ def test_processes_that_hang() -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "full", "verdict"),
-    [
-        (50, 10.0, OK),
-        (50, None, OK),
-        (49, 10.0, (DEGRADED, "low")),
-        (50, 10.1, (DEGRADED, "stalled")),
-        (49, 10.1, (DEGRADED, "stalled")),
-    ],
-)
-def test_memory(available: int, full: float | None, verdict: tuple[Status, str]) -> None:
-    pressure = None if full is None else Stall(99.0, full)
-    said = memory.evaluate(Memory(1000 * 2**30, available * 2**30), pressure, low=5.0, stalled=10.0)
-    assert (said.status, said.reason) == verdict
-    words = {
-        "low": "49.0 of 1000 GiB available",
-        "stalled": "all work waited for memory for 10% of the last minute",
-    }
-    assert said.message == words.get(verdict[1], "50.0 of 1000 GiB available")
-
-
-@pytest.mark.parametrize(
     ("timex", "starting", "verdict"),
     [
         (Timex(True, 0.5, 1.0), False, OK),
@@ -304,33 +282,6 @@ async def test_a_boot_is_told_for_a_while(tmp_path: Path) -> None:
 
 
 # -- kubelet, container-runtime, pod-network, maintenance -----------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("answer", "used", "verdict", "message"),
-    [
-        (Response(200, {}, b"x"), False, OK, "healthy, in 1.5 ms"),
-        (
-            Response(500, {}, b"[-]ping\n failed \xff" + b"x" * 300),
-            False,
-            (FAILED, "unhealthy"),
-            "status 500: [-]ping failed \N{REPLACEMENT CHARACTER}" + "x" * 183,
-        ),
-        (Response(201, {}, b""), True, (FAILED, "unhealthy"), "status 201: "),
-        (HttpError("refused", "no one"), True, (FAILED, "refused"), "no one"),
-        (
-            HttpError("refused", "no one"),
-            False,
-            (UNKNOWN, "never-answered"),
-            "there are files of a kubelet, but no one",
-        ),
-    ],
-)
-def test_a_kubelet(
-    answer: Response | HttpError, verdict: tuple[Status, str], message: str, *, used: bool
-) -> None:
-    said = kubelet.evaluate(answer, 0.0015, used=used)
-    assert (said.status, said.reason, said.message) == (*verdict, message)
 
 
 async def test_a_kubelet_that_answered_is_missed_and_one_that_never_did_is_not(
