@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 
 from aggregator.ingest.os_limits import WEB_CONNECTIONS, why_not
 
@@ -31,6 +33,8 @@ log = logging.getLogger("sickbay.web")
 HEADERS_WITHIN = 10.0
 #: Seconds that a connection may stay open between two requests: longer than browsers' own pause.
 KEEP_ALIVE = 75.0
+#: Requests in progress when the server closes have this long (seconds).
+_GRACE = 2.0
 #: Seconds for an answer that is no event stream, a slow reader's included.
 ANSWER_WITHIN = 60.0
 #: One address may have this share of the event streams: a proxy has many people behind it.
@@ -358,6 +362,27 @@ class WebListenError(Exception):
 
     def __init__(self, address: str) -> None:
         super().__init__(f'can\'t listen on "{address}" (listen.web): {why_not(address)}')
+
+
+class _MalformedRequests(logging.Filter):
+    """Keeps requests that are no HTTP out of the log: the library quotes their headers there, so
+    tokens and cookies too, and any client could fill it. The client's answer has the mistake.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, (HttpProcessingError, RequestPayloadError))
+
+
+_MALFORMED = _MalformedRequests()
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
+    """Serves the app to strangers."""
+    logging.getLogger("aiohttp.server").addFilter(_MALFORMED)
+    return web.AppRunner(
+        app, access_log=None, shutdown_timeout=_GRACE, keepalive_timeout=KEEP_ALIVE
+    )
 
 
 async def listen(

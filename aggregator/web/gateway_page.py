@@ -24,7 +24,7 @@ from aggregator.leader.lease import Candidate
 from aggregator.tls.client_context import CaFileError, FollowedAuthorities
 from aggregator.web import forwarded_client, probes
 from aggregator.web.access_guard import AccessGuard, PageAccess
-from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
+from aggregator.web.connections import ConnectionTable, listen, runner_of
 from aggregator.web.event_broker import MOST_STREAMS
 from aggregator.web.gateway_metrics import GatewayScrape, gateway_families
 from aggregator.web.response_headers import dress
@@ -40,8 +40,6 @@ _BEGINS_WITHIN = 30.0
 _PAUSE = 30.0
 #: Bytes of a request's body.
 _LONGEST_BODY = 1024 * 1024
-#: Requests in progress when the server closes have this long (seconds).
-_GRACE = 2.0
 #: Headers of one connection, which are not passed on (RFC 9110, 7.6.1).
 _HOP_HEADERS = frozenset(
     {
@@ -121,9 +119,7 @@ class GatewayPage:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=_GRACE, keepalive_timeout=KEEP_ALIVE
-        )
+        self._runner = runner_of(app)
 
     async def start(self, address: str, ssl: tls.SSLContext | None = None) -> str:
         """Listen on ``host:port`` or ``unix:/path``; returns the address with its port.

@@ -26,7 +26,7 @@ from aggregator.web.action_endpoints import ACCESS, ActionEndpoints, ActionSetup
 from aggregator.web.api import ENDPOINTS, respond
 from aggregator.web.assets import Assets
 from aggregator.web.change_notifier import ChangeNotifier
-from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
+from aggregator.web.connections import ConnectionTable, listen, runner_of
 from aggregator.web.event_broker import EventBroker, TooManyStreams
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.hosts import AllowedHosts, name_of
@@ -49,8 +49,6 @@ from aggregator.web.zero_first import ZeroFirst
 log = logging.getLogger("sickbay.web")
 
 _STREAM = "/api/v1/stream"
-#: Requests in progress when the server closes have this long (seconds).
-_GRACE = 2.0
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -139,12 +137,7 @@ class Web:
         #: Without it any name is allowed, because a certificate or the network identifies the
         #: server.
         self._allowed: AllowedHosts | None = None
-        self._runner = web.AppRunner(
-            self._app(assets),
-            access_log=None,
-            shutdown_timeout=_GRACE,
-            keepalive_timeout=KEEP_ALIVE,
-        )
+        self._runner = runner_of(self._app(assets))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, address: str, ssl: tls.SSLContext | None = None) -> str:

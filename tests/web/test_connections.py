@@ -185,6 +185,25 @@ async def test_a_tls_connection_that_sends_no_request_costs_few_kilobytes(
     assert grown / count < most_kib * 1024
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-secret\x01\r\n\r\n",
+        b"GET /?code=a-secret x HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\na-secret",
+    ],
+    ids=["header", "target", "body"],
+)
+async def test_a_request_that_is_no_http_is_answered_and_not_logged(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with crowded(Hands()) as (_, crowd):
+        client = await crowd.idle(sent)
+        answer = await client.reader.read()
+    assert answer.split()[1].startswith(b"4")
+    assert [one.message for one in caplog.records if one.name.startswith("aiohttp")] == []
+
+
 @pytest.mark.parametrize("sent", [HEADER, b"GET / HTTP/1.1\r\n\r\n"])
 async def test_a_tls_handshake_that_fails_leaves_no_garbage(tmp_path: Path, sent: bytes) -> None:
     """A client that opens thousands would fill the memory until the next collection."""

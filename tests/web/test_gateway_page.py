@@ -25,7 +25,7 @@ from aggregator.composition.access import page_verifier
 from aggregator.events import EventKind, Transition
 from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.leader.lease import Candidate
-from aggregator.web import gateway_page
+from aggregator.web import connections, gateway_page
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.tls import Certificate
 from tests.support.pki import Authority, KeyPair
@@ -120,7 +120,7 @@ async def test_an_open_stream_does_not_delay_the_end_of_the_gateway(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is closed when this replica becomes the controller, which serves the same address."""
-    monkeypatch.setattr(gateway_page, "_GRACE", 2 * PATIENCE)
+    monkeypatch.setattr(connections, "_GRACE", 2 * PATIENCE)
     async with (
         gateway_of(served) as gateway,
         served.session.get(f"{gateway.url}/api/v1/stream") as stream,
