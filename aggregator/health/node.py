@@ -563,7 +563,7 @@ _ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
 _PLACE = re.compile(rf"(?:\bGPU (\d{{1,4}}) )?at ({_ADDRESS})(?![0-9a-fA-F])")
 _SLOT = re.compile(rf"(?:pci:)?({_ADDRESS})")
 _COMPONENT = re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
-_NAME = re.compile(rf"\bGPU (?:\d{{1,4}} )?at {_ADDRESS}(?![0-9a-fA-F])")
+_NAME = re.compile(rf"\bGPU (?:\d{{1,4}} )?(?:at )?{_ADDRESS}(?![0-9a-fA-F])")
 
 
 def gpu_name(
@@ -581,7 +581,7 @@ def gpu_name(
     if place is not None and place[1] is not None:
         return f"GPU {place[1]} at {place[2].lower()}"
     slot = place[2] if place is not None else _slot(component, details or {})
-    return f"GPU at {slot.lower()}" if slot else ""
+    return f"GPU {slot.lower()}" if slot else ""
 
 
 def _slot(component: str, details: Mapping[str, str]) -> str:

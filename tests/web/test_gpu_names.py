@@ -39,8 +39,8 @@ def health_of(message: str, name: str = GPU, status: Status = Status.OK) -> Node
         ("GPU 3 at 0000:1b:00: NVIDIA H100", "GPU 3 at 0000:1b:00"),
         ("GPU 12 at 00000000:1B:00: NVIDIA H100", "GPU 12 at 00000000:1b:00"),
         (LOST, "GPU 3 at 0000:1b:00"),
-        ("NVIDIA H100 at 0000:1b:00", "GPU at 0000:1b:00"),  # of an older agent
-        ("the GPU at 0000:1b:00 is no longer on the PCI bus", "GPU at 0000:1b:00"),
+        ("NVIDIA H100 at 0000:1b:00", "GPU 0000:1b:00"),  # of an older agent
+        ("the GPU at 0000:1b:00 is no longer on the PCI bus", "GPU 0000:1b:00"),
         ("well (simulated)", ""),
         ("", ""),
         ("GPU 3 at 0000:1b:0012: no address", ""),
@@ -60,8 +60,8 @@ def test_the_agents_own_words_are_understood() -> None:
 
 def test_without_an_inventory_the_drivers_line_has_the_address() -> None:
     health = NodeHealth(hello("node-1"))
-    assert gpu_name(health, GPU, {"pci": "0000:3B:00"}) == "GPU at 0000:3b:00"
-    assert gpu_name(health, "pci:0000:3b:00") == "GPU at 0000:3b:00"
+    assert gpu_name(health, GPU, {"pci": "0000:3B:00"}) == "GPU 0000:3b:00"
+    assert gpu_name(health, "pci:0000:3b:00") == "GPU 0000:3b:00"
     assert gpu_name(health, GPU, {"pci": "<script>"}) == ""
     assert gpu_name(health, "/var", {"pci": "0000:3b:00"}) == ""
     assert gpu_name(health, "", {"pci": "0000:3b:00"}) == ""
@@ -77,9 +77,9 @@ def test_texts_for_people_name_gpus_by_slot_and_hidden_ones_are_equal() -> None:
     assert name_gpus(f"xid:79 on {other}", health) == f"xid:79 on {other}"
     latched = fault(HANDS.now, component=other, details={"pci": "0000:3b:00"})
     health.snapshot(Snapshot((), (latched,)))
-    assert name_gpus(f"{other} and {GPU}", health) == f"GPU at 0000:3b:00 and {GPU}"
+    assert name_gpus(f"{other} and {GPU}", health) == f"GPU 0000:3b:00 and {GPU}"
     assert name_gpus(GPU, None) == GPU
-    for name in (GPU, "GPU 3 at 0000:1b:00", "GPU at 0000:1b:00"):
+    for name in (GPU, "GPU 3 at 0000:1b:00", "GPU 0000:1b:00", "GPU at 0000:1b:00"):
         assert hide_gpus(f"xid:79 on {name}: lost") == "xid:79 on a GPU: lost"
 
 
@@ -92,7 +92,7 @@ def test_evidence_of_incident_and_fault_has_the_device() -> None:
     )
     incident_of(node_summary, HANDS.now)
     found = view_fleet(fleet, ViewMoment(HANDS.now, HANDS.wall)).incidents
-    assert [item.device for item in found[0].evidence] == ["GPU at 0000:1b:00"]
+    assert [item.device for item in found[0].evidence] == ["GPU 0000:1b:00"]
 
 
 def lost_gpus(fleet: FleetState) -> Iterator[tuple[int, str, NodeSummary]]:
