@@ -187,7 +187,7 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
     repair = top.table("repair")
     config = Config(
         node=_node(document, environ),
-        host_root=top.read("host_root", Path("/"), values.existing_directory, values.DIRECTORY),
+        host_root=top.read("host_root", Path("/"), values.filled_directory, values.DIRECTORY),
         proc=_optional_directory(top, "proc"),
         sys=_optional_directory(top, "sys"),
         run_dir=run_dir,

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,15 @@ def existing_directory(value: Any) -> Path:
     path = absolute(value)
     if not path.is_dir():
         raise ValueError(f"{path} is {'not a directory' if path.exists() else 'not there'}")
+    return path
+
+
+def filled_directory(value: Any) -> Path:
+    """An empty one is a missing mount: checks would be off, as without any device."""
+    path = existing_directory(value)
+    with suppress(PermissionError), os.scandir(path) as entries:
+        if not any(entries):
+            raise ValueError(f"{path} is empty; is the host mounted there?")
     return path
 
 

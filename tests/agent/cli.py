@@ -52,7 +52,7 @@ def agent(*arguments: str | Path, env: Mapping[str, str] | None = None, limit: f
 def configured(folder: Path, more: str = QUIET, *, top: str = "") -> Path:
     """The configuration of a machine without a GPU whose files are in ``folder``."""
     pci_device(folder / "sys", "0000:00:00.0", "0x060000", vendor="0x8086")
-    (folder / "root").mkdir(exist_ok=True)
+    (folder / "root/etc").mkdir(parents=True, exist_ok=True)
     log = folder / "kmsg.log"
     log.touch()
     return text_file(

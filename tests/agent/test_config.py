@@ -153,6 +153,13 @@ def test_a_mistake_is_told_with_file_line_key_and_what_was_expected(
     assert expected in wanted
 
 
+def test_a_host_root_that_holds_no_file_is_a_missing_mount(file: Path) -> None:
+    (file.parent / "host").mkdir()
+    [problem] = problems(file, f'host_root = "{file.parent}/host"')
+    assert "host_root: " in problem
+    assert "/host is empty; is the host mounted there?" in problem
+
+
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(file: Path) -> None:
     text = 'log_level = "loud"\n[expect]\ngpus = "8"\n[kernel_log]\nbot_grace = "1m"\n'
     found = problems(file, text)

@@ -296,7 +296,7 @@ async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(
         _alone(node)
         use_gpus(node, monkeypatch)
         proc = node.folder / "proc"
-        (node.folder / "host").mkdir()
+        (node.folder / "host/etc").mkdir(parents=True)
         node.top = f'host_root = "{node.folder}/host"\n{node.top}'
 
         async def gpu_use(request: str, *, pods: bool = False) -> pb.GpuUse:
