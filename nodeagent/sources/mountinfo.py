@@ -53,7 +53,7 @@ _CONTAINER = re.compile(
     rb"/io\.containerd\.[^/]+/|/containers/storage/[^/]+/[^/]+|/run/kata-containers/"
     rb"|/(devicemapper/mnt|zfs/graph|btrfs/subvolumes|aufs/mnt|snapshotter/[^/]+/mnt)/."
     rb"|/storage-pools/[^/]+/[^/]+/.|/lxc/[^/]+/rootfs(?:/|$)|/snapshots/[^/]+/block/mountpoint|/volumes/[^/]+/_data(?:/|$)"
-    rb"|/docker/plugins/.|/directpv/mnt/.|/osd/mounts/.|/client/csi/.|/tmpmounts/containerd-mount"
+    rb"|/docker/plugins/.|/directpv/mnt/.|/osd/(mounts|pxns)/.|/client/csi/.|/tmpmounts/containerd-mount"
 )
 #: Names of partitions (GPT) that a vendor fills once: Flatcar's and others'.
 _VENDOR_PARTITIONS = frozenset({"OEM", "OEM-CONFIG", "RECOVERY", "USR-A", "USR-B"})

@@ -48,6 +48,7 @@ async def watched(tmp_path: Path, *lines: str, named: tuple[str, ...] = ()) -> s
         "77 22 252:0 / @/data/k8s/plugins/kubernetes.io/csi/x/ab/globalmount rw - xfs /dev/x rw",
         "77 22 259:3 / @/var/lib/directpv/mnt/0a1b rw - xfs /dev/nvme1n1 rw",
         "77 22 252:1 / @/var/lib/osd/mounts/pvc-1 rw - ext4 /dev/pxd/pxd1 rw",
+        "77 22 252:1 / @/var/lib/osd/pxns/1070600 rw - ext4 /dev/pxd/pxd1 rw",
         "77 22 259:5 / @/opt/nomad/data/client/csi/node/ebs/staging/v/rw rw - ext4 /dev/nvme2n1 rw",
         "77 22 252:9 / @/mnt/0/containerd/tmpmounts/containerd-mount12 rw - ext4 /dev/dm-9 rw",
         "78 22 0:44 / @/var/lib/machines rw - btrfs /dev/loop1 rw",
