@@ -328,6 +328,7 @@ def loki(line: str) -> dict[str, Any]:
         {"PROGRAM": "kernel", "MESSAGE": XID, "FACILITY": "kern"},
         {"msg": f" {XID}", "programname": "kernel", "syslogfacility-text": "kern"},
         {"msg": f" {XID}", "syslogtag": "kernel:", "syslogfacility-text": "kern"},
+        {"message": f" [   81.042000] {XID}", "tag": "kernel:", "facility": "kern"},
         {"value": [{"code": "ok", "message": f"Enabled: \n[stdout]\n[   81.0] {XID}\n[stderr]\n"}]},
     ],
 )
@@ -381,6 +382,7 @@ def test_a_program_s_entry_in_a_cloud_s_json_is_not_the_kernel_s(
         {"PROGRAM": "kernel", "MESSAGE": XID, "FACILITY": "user"},
         {"msg": XID, "programname": "app", "syslogfacility-text": "user"},
         {"msg": XID, "syslogtag": "app:", "syslogfacility-text": "user"},
+        {"message": f" [   81.042000] {XID}", "tag": "app:", "facility": "user"},
         {"appname": "app", "message": f"[stdout]\n[   81.042000] {XID}\n"},
         {"ident": "app", "Output": f"[   81.042000] {XID}\n"},
         {"version": "1.1", "short_message": XID, "facility": "app"},

@@ -76,7 +76,8 @@ def _text(value: Mapping[str, Any]) -> bytes | None:
     for name in _TEXTS:
         text = value.get(name)
         if isinstance(text, str):
-            line = text.encode("utf-8", "replace").rstrip(b"\r\n")
+            # rsyslog's own text of a message begins with the space after the tag.
+            line = text.encode("utf-8", "replace").rstrip(b"\r\n").removeprefix(b" ")
             return line.replace(b"\r\n", b"\n").replace(b"\n", rb"\x0a")
     return None
 
