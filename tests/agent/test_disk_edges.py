@@ -23,7 +23,7 @@ from nodeagent.sources.block_devices import Stacks
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space, Written
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount, MountTable, parse
-from nodeagent.sources.nvme import Controller, Health
+from nodeagent.sources.nvme import Controller
 from tests.agent.kernel_log import HandClock, record
 from tests.agent.line_checks import faults, line_check
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
@@ -317,9 +317,6 @@ def test_a_remote_filesystem_s_answer(
 
 
 # -- disk-nvme ------------------------------------------------------------------------------------
-
-DRIVE = Controller("nvme0", "resetting", "PM9A3", "S1")
-HEALTHY = Health(warning=0, temperature=41, spare=100, spare_threshold=10, used=3, media_errors=0)
 
 
 @pytest.mark.parametrize(

@@ -177,10 +177,6 @@ class ClusterObjects:
         }
         self._patch_node_status(name, {"conditions": [condition]})
 
-    def return_kubelet(self, name: str) -> None:
-        """Undo `lose_kubelet`: kwok makes the node Ready and ends what was deleted."""
-        self._label_node(name, None)
-
     # -- pods --------------------------------------------------------------------
 
     def create_pod(

@@ -15,9 +15,6 @@ from aggregator.events import EventKind
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.maintenance import MaintenanceRules, MarkKind, OthersMark
 from aggregator.quarantine.decide.node_marks import (
-    DO_NOT_DISRUPT,
-    KEEPING,
-    SCALE_DOWN_DISABLED,
     TaintRule,
 )
 from aggregator.quarantine.settings import Settings
@@ -25,19 +22,12 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import Bench, running_bench
 from tests.support.replica import SETTINGS, fault, snapshot
-from tests.support.stack import pods_of, start_job
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
-SLINKY = "nodeset.slinky.slurm.net/node-cordon-reason"
 UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 CORDONS = replace(SETTINGS, mode=Action.CORDON)
-
-
-def annotations(space: Space, node: str) -> dict[str, str]:
-    found: dict[str, str] = space.plane.node(node)["metadata"].get("annotations") or {}
-    return found
 
 
 def taints(space: Space, node: str) -> list[dict[str, Any]]:
@@ -52,36 +42,6 @@ def break_gpu(bench: Bench, *nodes: str) -> None:
 
 def with_marks(settings: Settings, **changes: Any) -> Settings:
     return replace(settings, marks=RestoreRules(**changes))
-
-
-async def test_autoscalers_and_slinky_are_told_and_a_release_takes_back_what_is_ours(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    plane = cluster_space.plane
-    plain, asked = cluster_space.create_nodes(2)
-    theirs = {"metadata": {"annotations": {SCALE_DOWN_DISABLED: "false", SLINKY: "rack move"}}}
-    plane.call("PATCH", f"/api/v1/nodes/{asked}", theirs, MERGE_PATCH)
-    start_job(plane, cluster_space.namespace, "job", plain)
-    settings = with_marks(SETTINGS, reason_annotation=SLINKY)
-    async with running_bench(kube, cluster_space, settings=settings) as bench:
-        break_gpu(bench, plain, asked)
-        # Karpenter's annotation, which stops every disruption, must not stop our own drain.
-        for node in (plain, asked):
-            await bench.phase(node, "Drained")
-        assert pods_of(plane, cluster_space.namespace, plain) == []
-        found = annotations(cluster_space, plain)
-        assert [found[key] for key in KEEPING] == ["true", "true"]
-        assert found[SLINKY].startswith("sickbay: xid:79")
-        found = annotations(cluster_space, asked)
-        assert (found[SCALE_DOWN_DISABLED], found[SLINKY]) == ("false", "rack move")
-        assert found[DO_NOT_DISRUPT] == "true"
-        for node in (plain, asked):
-            bench.delete(node)
-            await bench.free(node)
-    assert not {*KEEPING, SLINKY} & annotations(cluster_space, plain).keys()
-    left = annotations(cluster_space, asked)
-    assert (left.get(SCALE_DOWN_DISABLED), left.get(SLINKY)) == ("false", "rack move")
-    assert DO_NOT_DISRUPT not in left
 
 
 STALE = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1700000000", "effect": "NoSchedule"}

@@ -24,7 +24,6 @@ NAMESPACE = "sickbay"
 #: Seconds that a control plane may take, on a busy machine, to delete a namespace or a definition
 #: with all that is in it, and to list and watch everything anew.
 SLOW = 240.0
-QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
 
 

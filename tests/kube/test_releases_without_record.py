@@ -1,4 +1,4 @@
-"""A person's release while the admission record is unreadable, on the real kube-apiserver."""
+"""A person's release without the right to the admission record, on the real kube-apiserver."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,6 @@ import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.quarantine.decide.admission_record import parse_record
-from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import Bench
@@ -33,51 +32,9 @@ async def running(kube: KubeCluster, space: Space) -> AsyncIterator[Bench]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def set_record(space: Space, text: str) -> None:
-    path = f"/api/v1/namespaces/{space.namespace}/configmaps/sickbay-record"
-    space.plane.call("PATCH", path, {"data": {"record": text}}, MERGE_PATCH)
-
-
 def entries(space: Space) -> set[str]:
     path = f"/api/v1/namespaces/{space.namespace}/configmaps/sickbay-record"
     return set(parse_record(space.plane.call("GET", path)["data"]["record"]).entries)
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-async def test_delete_and_uncordon_release_at_once_while_the_record_is_unreadable(
-    kube: KubeCluster, cluster_space: Space, *, restarted: bool
-) -> None:
-    deleted, uncordoned = nodes = cluster_space.create_nodes(2)
-
-    async def release(bench: Bench) -> None:
-        set_record(cluster_space, "{ this is not JSON")
-        await until(lambda: bench.controller.record_problem)
-        bench.delete(deleted)
-        bench.patch(uncordoned, {"spec": {"unschedulable": False}})
-        for node in nodes:
-            await until(lambda node=node: not _is_held(bench, node))  # type: ignore[misc]
-            await until(
-                lambda node=node: "admission record" in bench.status(node, "message")  # type: ignore[misc]
-            )
-            assert bench.status(node, "phase") == "Releasing"
-        set_record(cluster_space, "")
-        for node in nodes:
-            await bench.free(node)
-        await until(lambda: not entries(cluster_space))
-
-    try:
-        async with running(kube, cluster_space) as bench:
-            for node in nodes:
-                bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
-                await bench.phase(node, "Drained")
-            if not restarted:
-                await release(bench)
-            set_record(cluster_space, "{ this is not JSON")
-        if restarted:
-            async with running(kube, cluster_space) as bench:
-                await release(bench)
-    finally:
-        remove_quarantines(cluster_space.plane, cluster_space.node_prefix)
 
 
 def _is_held(bench: Bench, node: str) -> bool:
