@@ -49,12 +49,13 @@ def _counters(gpu: Gpu) -> dict[str, int | None]:
 
 
 def count_dimm_errors(machine: HostRoots, to: Measurements, *, at: float) -> None:
-    """Corrected errors of each DIMM, as the kernel's EDAC driver counts them.
+    """Corrected errors of each DIMM, as the kernel's EDAC driver counts them; AMD's has its ranks.
 
     https://www.kernel.org/doc/html/latest/admin-guide/RAS/main.html
     """
     controllers = machine.sys / "devices" / "system" / "edac" / "mc"
-    for path in sorted(controllers.glob("mc[0-9]*/dimm[0-9]*"))[:_MOST_DIMMS]:
+    paths = [each for kind in ("dimm", "rank") for each in controllers.glob(f"mc*/{kind}[0-9]*")]
+    for path in sorted(paths)[:_MOST_DIMMS]:
         text = small_text(path / "dimm_ce_count").strip()
         label = small_text(path / "dimm_label").strip()[:64] or f"{path.parent.name} {path.name}"
         if text.isascii() and text.isdigit() and len(text) <= 20:

@@ -67,9 +67,10 @@ def test_a_large_counter_is_sent_modulo_its_width(value: int) -> None:
     assert current(measurements) == {("ecc-corrected", "GPU-1"): value % 2**31}
 
 
-def test_corrected_errors_are_sent_for_each_dimm_by_its_label(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dimm", "rank"])
+def test_corrected_errors_are_sent_for_each_dimm_by_its_label(tmp_path: Path, kind: str) -> None:
     for number, (label, errors) in enumerate([("CPU0_DIMM_A1", "3"), ("", "0"), ("x", "junk")]):
-        dimm = tmp_path / "devices/system/edac/mc/mc0" / f"dimm{number}"
+        dimm = tmp_path / "devices/system/edac/mc/mc0" / f"{kind}{number}"
         dimm.mkdir(parents=True)
         (dimm / "dimm_label").write_text(f"{label}\n")
         (dimm / "dimm_ce_count").write_text(f"{errors}\n")
@@ -77,5 +78,5 @@ def test_corrected_errors_are_sent_for_each_dimm_by_its_label(tmp_path: Path) ->
     count_dimm_errors(HostRoots(clock=HandClock(), sys=tmp_path), measurements, at=AT)
     assert current(measurements) == {
         ("dimm-corrected", "CPU0_DIMM_A1"): 3,
-        ("dimm-corrected", "mc0 dimm1"): 0,
+        ("dimm-corrected", f"mc0 {kind}1"): 0,
     }
