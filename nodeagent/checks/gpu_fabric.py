@@ -43,7 +43,7 @@ _MANAGER_DISCONNECTED = 2
 _UNHEALTHY, _LIMITED = 2, 3
 #: Models of NVLink racks, and those that are one fabric where the node has NVSwitches.
 _RACK_MODEL = re.compile(r"\bG[BR][2-9]\d\d\b")
-_SWITCHED_MODEL = re.compile(r"\b[HB][1-9]\d\d\b")
+_SWITCHED_MODEL = re.compile(r"\b[HB][1-9]\d\d?\b")
 
 
 class GpuFabric(gpu_common.GpuCheck):

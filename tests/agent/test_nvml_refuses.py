@@ -317,8 +317,10 @@ async def test_one_gpu_without_the_fabric_of_its_siblings_is_degraded(tmp_path: 
     assert seen.status(uuid_of(0)) == ("DEGRADED", "no-fabric")
 
 
-async def test_nvswitches_say_that_there_is_to_be_a_fabric(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(each, fabric=NO_FABRIC) for each in range(2)]) as bench:
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H20", "NVIDIA H20-3e"])
+async def test_nvswitches_say_that_there_is_to_be_a_fabric(tmp_path: Path, name: str) -> None:
+    gpus = [gpu(each, name=name, fabric=NO_FABRIC) for each in range(2)]
+    async with Bench(tmp_path, gpus) as bench:
         switch = bench.gpus.sys / "bus/pci/devices/0000:c1:00.0"
         switch.mkdir()
         (switch / "vendor").write_text("0x10de\n")
