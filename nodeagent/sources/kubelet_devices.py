@@ -28,18 +28,22 @@ class DevicesUnknown(Exception):
 def healthy_devices(machine: HostRoots, vendor: str) -> dict[str, int]:
     """How many healthy devices each resource of ``vendor`` ("nvidia.com") has.
 
-    Empty where there is no kubelet, no such resource, or a checkpoint that cannot be understood.
+    Where some are named as GPUs only these count: NVIDIA's network adapters ("nvidia.com/hostdev")
+    have its name too. Empty where there is no kubelet, no such resource, or a checkpoint that
+    cannot be understood.
     """
     try:
         with machine.host(CHECKPOINT).open("rb") as file:
             resources = json.loads(file.read(_MOST_BYTES))["Data"]["RegisteredDevices"]
-        return {
+        found = {
             str(name)[:128]: len(devices)
             for name, devices in resources.items()
             if name.startswith(f"{vendor}/")
         }
     except _UNREADABLE:
         return {}
+    gpus = tuple(f"{vendor}/{kind}" for kind in ("gpu", "mig-"))
+    return {name: count for name, count in found.items() if name.startswith(gpus)} or found
 
 
 def pods_with_devices(machine: HostRoots, vendor: str) -> list[str]:

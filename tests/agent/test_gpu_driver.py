@@ -255,6 +255,15 @@ def test_a_record_that_cannot_be_understood_is_no_witness(
     assert all(count >= 0 for count in found.values())
 
 
+@pytest.mark.parametrize("gpu", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-7g"])
+def test_network_adapters_of_the_vendor_are_no_gpus(tmp_path: Path, gpu: str) -> None:
+    machine = HostRoots(clock=SystemClock(), root=tmp_path)
+    machine.host(CHECKPOINT).parent.mkdir(parents=True)
+    registered = {gpu: [], "nvidia.com/hostdev": ["0000:3b:00.0"]}
+    machine.host(CHECKPOINT).write_text(json.dumps({"Data": {"RegisteredDevices": registered}}))
+    assert healthy_devices(machine, "nvidia.com") == {gpu: 0}
+
+
 def test_only_the_vendors_devices_are_counted(tmp_path: Path) -> None:
     machine = HostRoots(clock=SystemClock(), root=tmp_path)
     assert healthy_devices(machine, "nvidia.com") == {}
