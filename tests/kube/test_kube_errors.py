@@ -94,7 +94,8 @@ def test_a_proxys_page_is_quoted() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"null", b"[]", b"\xff\xfe", b'{"details": {"causes": null}}']
+    "body",
+    [b"", b"null", b"[]", b"\xff\xfe", b'{"details": {"causes": null}}', b'{"a":' + 9_999 * b"["],
 )
 def test_no_body_is_too_odd(body: bytes) -> None:
     assert isinstance(parse_failure("GET /x", 500, {}, body).error(), Unreachable)

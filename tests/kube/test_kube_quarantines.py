@@ -155,9 +155,10 @@ def test_no_spec_and_no_status_is_too_odd_to_be_told(
     assert decode_quarantine(json.dumps(body).encode()).node == "n1"
 
 
-def test_what_is_no_object_at_all_is_refused() -> None:
+@pytest.mark.parametrize("body", [b"<html>", b'{"a":' + 9_999 * b"["])
+def test_what_is_no_object_at_all_is_refused(body: bytes) -> None:
     with pytest.raises(Refused, match="is this an API server"):
-        decode_quarantine(b"<html>")
+        decode_quarantine(body)
 
 
 class Noting(Transport):

@@ -103,7 +103,7 @@ def parse_failure(request: str, code: int, headers: Mapping[str, str], body: byt
     """The failure in an answer. A body that is no Status (a proxy's page) is quoted."""
     try:
         status = _DECODE.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = StatusBody(message=body[:300].decode(errors="replace").strip() or "no message")
     details = status.details
     return Failure(

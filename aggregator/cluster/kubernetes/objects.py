@@ -334,7 +334,7 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Decode; a body of another shape raises Refused, as no API server sends it."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Refused(
             f"the response is not a {kind.__name__}: is this an API server? {error}"
         ) from error
