@@ -442,7 +442,7 @@ class ControllerWorld(RuleBasedStateMachine):
 
     @rule()
     def kubelets_finish(self) -> None:
-        self.world.kubelets_finish()
+        self._inside(self.world.kubelets_finish)
 
     # -- how it ends ----------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ from tests.support.replica import component, fault
 
 #: It computes all the while: on a machine with much else to do that takes minutes.
 pytestmark = pytest.mark.timeout(900)
+#: It delays no release by more than seconds.
+BUSY = Unreachable("429", retry_after=60.0)
 
 
 class ControllerMachine(ControllerWorld):
@@ -582,7 +584,7 @@ class ControllerMachine(ControllerWorld):
             )
         ),
         late=st.booleans(),
-        error=st.sampled_from((Unreachable("503"), Conflict("409"), Refused("403"))),
+        error=st.sampled_from((Unreachable("503"), BUSY, Conflict("409"), Refused("403"))),
         times=st.integers(1, 3),
     )
     def the_cluster_will_fail(
