@@ -270,7 +270,7 @@ def check_without_object(now: Situation, step: NextStep) -> None:
         assert now.stopped or not now.in_record  # admission says what a stop holds
     elif step.do is Step.FORGET:
         assert now.in_record
-        assert now.fresh or now.node_gone
+        assert now.knows or now.node_gone
         assert not acts
     else:
         assert not acts

@@ -18,6 +18,7 @@ from aggregator.cluster.port import (
     RepairState,
 )
 from aggregator.health.model import Cleared, ClearedBy, Delta
+from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.gpu_operands import PAUSED
 from aggregator.quarantine.decide.node_marks import read_overruled, write_overruled
 from aggregator.quarantine.decide.overrides import Override
@@ -109,6 +110,22 @@ async def test_a_sign_ends_the_word_of_a_person_that_was_spoken_before_this_cont
     heir.agent("n1", Delta(faults=(replace(FIRST, source_seq=9),)))
     await drained(world, "n1")
     await heir.stop()
+
+
+async def test_a_silent_node_that_was_only_admitted_keeps_no_place_for_ever(world: World) -> None:
+    first = await controller(world)
+    first.agents(("n2", "n3", "n4"), snapshot())
+    await soon(lambda: first.fleet.node_summaries["n4"].agent.was_received)
+    first.cluster.crash_at_change(1, after=True)
+    first.agent("n1", ILL)
+    await soon(first.cluster.crashed.is_set)
+    await first.stop()
+    second = await controller(world)
+    second.agents(("n2", "n3", "n4"), snapshot())
+    await later(SETTINGS.limits.silent_drain_after - 5)
+    assert set(parse_record(world.record.text).entries) == {"n1"}, "its agent may come back"
+    await later(10)
+    assert not parse_record(world.record.text).entries
 
 
 async def test_without_the_lease_no_step_begins_and_no_sign_is_acknowledged(world: World) -> None:

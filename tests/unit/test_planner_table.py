@@ -415,8 +415,8 @@ def test_an_exemption_takes_back_only_what_was_not_begun() -> None:
         ({"wanted": IN_FORCE_OBSERVE, "in_record": False}, Step.NOTHING),
         ({"wanted": replace(WANTED, spec=replace(SPEC, action=Action.OBSERVE))}, Step.FORGET),
         ({"wanted": None}, Step.FORGET),
-        ({"wanted": None, "fresh": False}, Step.NOTHING),
-        ({"wanted": None, "fresh": False, "node_gone": True}, Step.FORGET),
+        ({"wanted": None, "knows": False}, Step.NOTHING),
+        ({"wanted": None, "knows": False, "node_gone": True}, Step.FORGET),
         ({"wanted": None, "in_record": False}, Step.NOTHING),
     ],
 )

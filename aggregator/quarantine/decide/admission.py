@@ -480,14 +480,15 @@ class AdmissionStep(enum.StrEnum):
 class AdmissionView:
     """The inputs of the begin of a quarantine.
 
-    ``fresh``: the agent is attached and has reported since. ``forced`` is the action in a person's
-    annotation. ``entered_by_hand``: the entry in the record is of a person's quarantine.
-    ``unclaimed``: our marks are set without an object, and the mode keeps us from making it.
+    ``knows``: a snapshot has come since this process started, or the node has been silent for long
+    enough. ``forced`` is the action in a person's annotation. ``entered_by_hand``: the entry in the
+    record is of a person's quarantine. ``unclaimed``: our marks are set without an object, and the
+    mode keeps us from making it.
     """
 
     in_record: bool
     wanted: DesiredState | None
-    fresh: bool
+    knows: bool
     entered_by_hand: bool = False
     forced: Action | None = None
     conflict: bool = False
@@ -512,6 +513,7 @@ def plan_admission(now: AdmissionView) -> NextStep | None:
         # Admitted before a stop, and not begun: admission holds it, and reports that.
         begun = now.in_record and not now.stopped
         return NextStep(AdmissionStep.CREATE if begun else AdmissionStep.PROPOSE)
-    if now.in_record and (now.fresh or now.node_gone):
-        return NextStep(AdmissionStep.FORGET, "its cause has gone before it was acted on")
+    if now.in_record and (now.knows or now.node_gone):
+        because = "it was not acted on, and no cause of it is known any more"
+        return NextStep(AdmissionStep.FORGET, because)
     return None

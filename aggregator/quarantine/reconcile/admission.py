@@ -62,7 +62,7 @@ class AdmissionReconciler:
         return AdmissionView(
             in_record=inputs.in_record(node_state),
             wanted=inputs.wanted(node_state),
-            fresh=node_state.agent.is_fresh,
+            knows=node_state.agent.was_received or inputs.knows(node_state),
             entered_by_hand=inputs.is_entered_by_hand(node_state),
             forced=None if requests is NONE else requests.forced(inputs.wall()),
             conflict=bool(node_state.agent.conflict),

@@ -37,8 +37,8 @@ class NodeRounds:
         view = node_state.quarantine_view
         if view.missing or view.uncordoned is not Uncordoned.NO:
             return True
-        if view.quarantine is None:
-            return False
+        if view.quarantine is None:  # a controller that has died may have left an entry
+            return node_state.work.in_record
         status = view.quarantine.status
         if status.phase in _IN_SUSPENSE or status.node_absent_since > 0:
             return True
