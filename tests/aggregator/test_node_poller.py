@@ -341,9 +341,10 @@ async def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() ->
     assert node_state.cluster.operator_requests.pinned
     await bench.poll(node_state)
     assert bench.evaluated == []
-    bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
-    await bench.poll(node_state)
-    assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (True, [], ["n1"])
+    for node in (bare(labels=UPGRADE), bare(unschedulable=False)):
+        bench.nodes["n1"] = replace(node, annotations={PIN: "x"})
+        await bench.poll(node_state)
+        assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (True, [], ["n1"])
 
 
 # -- silence --------------------------------------------------------------------------------------
