@@ -64,8 +64,8 @@ class SuggestingParser(argparse.ArgumentParser):
             if commands:
                 return f"{word} is an option of: {', '.join(commands)}"
         known = list(self._options())
-        near = next(filter(None, (_nearest(word, known) for word in wrong)), "")
-        return f"Did you mean: {near}" if near else ""
+        option = next(filter(None, (_nearest(word, known) for word in wrong)), "")
+        return f"Did you mean: {option}" if option else ""
 
     def _commands_like(self, word: str) -> list[str]:
         """The commands with the most similar name, or whose last word is the most similar."""
