@@ -333,10 +333,26 @@ async def test_a_hint_is_looked_into_first(bench: Bench) -> None:
     assert await bench.next() == (False, ["read_node", "explain"])
 
 
-async def test_pods_are_read_again_once_and_the_step_goes_on(bench: Bench) -> None:
+async def test_pods_are_read_again_once_and_before_other_steps(bench: Bench) -> None:
     bench.node_state.work.recheck_pods = True
-    assert await bench.next() == (True, ["recheck"])
+    assert await bench.next() == (False, ["recheck"])
     assert await bench.next() == (True, [])
+
+
+async def test_a_read_of_pods_ends_with_the_quarantine(bench: Bench) -> None:
+    async def recheck(_: NodeState) -> None:
+        await asyncio.sleep(3600)
+
+    bench.made._reads._drain.recheck = recheck
+    bench.node_state.work.recheck_pods = True
+    step = asyncio.ensure_future(bench.next(quarantine=quarantine(Phase.DRAINED)))
+    await asyncio.sleep(1)
+    assert not step.done()
+    set_fields(bench.node_state, quarantine=quarantine(Phase.DRAINED, deleting=True))
+    bench.node_state.work.queue()
+    began = bench.loop.time()
+    assert await step == (False, [])
+    assert bench.loop.time() == began
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,10 @@ class NodeReads:
             await self._drain.explain(node_state)
             return False
         if node_state.work.begin_pods():
-            await self._drain.recheck(node_state)
-            quarantine = node_state.quarantine
+            # A busy server may answer in minutes.
+            reads = self._drain.recheck(node_state)
+            await while_in_force(node_state, reads, partial(_stays, node_state))
+            return False
         if quarantine is not None and quarantine.deleting:
             going = await self.acts.cluster.definition_is_going()
             node_state.quarantine_view.definition_going = going
@@ -130,6 +132,12 @@ class NodeReads:
             self._holds.hold_stopped(node_state)
         elif quarantine is not None and quarantine.status.phase in (Phase.CORDONED, Phase.DRAINING):
             await self._drain.explain(node_state)
+
+
+def _stays(node_state: NodeState) -> bool:
+    """Whether no person has ended its quarantine."""
+    quarantine = node_state.quarantine
+    return quarantine is not None and not quarantine.deleting
 
 
 def _has_ended_overrides(node_state: NodeState) -> bool:
