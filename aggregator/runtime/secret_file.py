@@ -27,7 +27,7 @@ def read_secret(
         raise SecretError(f"{name} {path} can't be read: {error.strerror}") from None
     if not secret or len(secret) > most:
         what = "is empty" if not secret else f"is longer than {most} bytes"
-        raise SecretError(f"{name} {path} {what}; expected the shared secret")
+        raise SecretError(f"{name} {path} {what}; expected 1 to {most} bytes")
     return secret
 
 
