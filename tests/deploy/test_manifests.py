@@ -109,7 +109,7 @@ def test_the_agents_configuration_loads(profile: str, tmp_path: Path) -> None:
     # The same text, with the pod's folders moved below tmp_path.
     moved = re.sub(r'"(/(?:host|etc/sickbay|var/run/secrets/sickbay))', rf'"{tmp_path}\1', text)
     assert moved != text
-    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "proc").mkdir(parents=True)
     for name in ("etc/sickbay/ca.crt", "var/run/secrets/sickbay/token"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
