@@ -131,6 +131,8 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
     yield _mode(answer)
     if hold is not None:
         yield f"Held by {hold['limit']} = {hold['value']}: {hold['reason']}"
+    if answer["last_error"]:
+        yield f"Its last step failed and is tried again: {answer['last_error']}"
     if quarantine is None:
         for incident in answer["incidents"]:
             yield f"{incident['kind']}: {incident['doing']}."
@@ -146,8 +148,6 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
     yield words_of(quarantine).phases.get(
         quarantine["phase"], f"Its phase is {quarantine['phase']}."
     )
-    if quarantine["last_error"]:
-        yield f"Its last step failed and is tried again: {quarantine['last_error']}"
     yield from _drain(quarantine, answer["mode"], now)
     yield from _repair(quarantine["repair"])
     yield from _end(answer, quarantine)

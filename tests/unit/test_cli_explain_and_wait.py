@@ -90,9 +90,10 @@ def test_a_remedy_that_quarantine_and_incident_share_comes_once() -> None:
     assert "Replace its disk." in rendered(one)
 
 
-def test_a_failed_step_is_explained_with_its_error() -> None:
-    one = answer("node-2")
-    one["quarantine"]["last_error"] = "PATCH nodes/node-2: 500: no endpoints for webhook"
+@pytest.mark.parametrize("change", [{}, {"quarantine": None}], ids=["quarantined", "admitted"])
+def test_a_failed_step_is_explained_with_its_error(change: dict[str, None]) -> None:
+    one = answer("node-2") | change
+    one["last_error"] = "PATCH nodes/node-2: 500: no endpoints for webhook"
     assert "tried again: PATCH nodes/node-2: 500: no endpoints for webhook" in rendered(one)
 
 
