@@ -193,6 +193,11 @@ drain:
     said = "warning: cluster.local.commands.cordon: no program can be run here as"
     assert cordon.startswith(f"{file}:7: {said} '/no/such/scontrol'; ")
     assert hook.startswith(f"{file}:12: warning: drain.pre_evict.command: ")
+    text = (
+        "identity: {kind: insecure-trust-hello}\ncluster: {kind: slurm, slurm: {programs: /none}}"
+    )
+    done = config_check(written(tmp_path, LOCAL + text))
+    assert f"{file}:3: warning: cluster.slurm.programs: no program can be run here" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Slurm as a kind of cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from aggregator.cluster.capabilities import OpenedCluster
@@ -40,6 +41,11 @@ def _contradictions(cluster: Any) -> Iterator[tuple[Key, str]]:
         yield ("slurm", *key), text
 
 
+def _commands(settings: SlurmConfig) -> Iterator[tuple[Key, Sequence[str]]]:
+    if settings.rest is None:
+        yield ("slurm", "programs"), (str((settings.programs or Path()) / "scontrol"),)
+
+
 SLURM = ClusterKind(
     "slurm",
     _open,
@@ -47,4 +53,5 @@ SLURM = ClusterKind(
     keeps_state=True,
     reboots_nodes=True,
     contradictions=_contradictions,
+    commands=_commands,
 )
