@@ -81,13 +81,17 @@ def address(value: object) -> str:
     if value.startswith("unix:"):
         if not value.startswith("unix:/"):
             raise refuse(f"{show(value)} has no absolute path", expected)
+        if len(value.encode()) > len("unix:") + 107:
+            raise refuse(
+                f"{show(value)} is too long", "a path of at most 107 bytes, as sockets have"
+            )
         return value
     host, colon, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or (":" in host and not bracketed):
         raise refuse(f"{show(value)} is no address", expected)
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise refuse(f'"{port}" is no port', "a number from 0 to 65535 (0: the system chooses)")
+    if not (port.isascii() and port.isdigit() and len(port) < 6) or int(port) > 65535:
+        raise refuse(f"{show(port)} is no port", "a number from 0 to 65535 (0: the system chooses)")
     if bracketed:
         try:
             ipaddress.IPv6Address(host[1:-1])
