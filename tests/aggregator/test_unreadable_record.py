@@ -157,7 +157,7 @@ class Silent(MemoryCluster):
 async def test_a_record_that_gives_no_answer_holds_up_a_release_for_seconds_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aggregator.quarantine.actions.release.RECORD_WITHIN", 0.2)
+    monkeypatch.setattr("aggregator.quarantine.actions.release.RELEASE_WAITS", 0.2)
     world, clock = await world_in_quarantine()
     cluster = Silent(world)
     replica = await Replica(world, clock=clock, cluster=cluster).ready()

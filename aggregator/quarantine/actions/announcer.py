@@ -5,6 +5,7 @@ import logging
 import random
 
 from aggregator.cluster.port import Cluster, ClusterError, Unreachable
+from aggregator.quarantine.decide.plans.release import RELEASE_WAITS
 from aggregator.quarantine.state.node import NodeState
 from aggregator.runtime.backoff import Backoff
 
@@ -13,9 +14,6 @@ log = logging.getLogger("sickbay.quarantine")
 #: An announcement trails; after this number of tries it is dropped, and the next one corrects it.
 _TRIES = 6
 _BACKOFF = Backoff(first=0.5, most=16.0, spread=0.3)
-#: A release waits for its announcement for this long (seconds): a server that refuses Events holds
-#: up no release, nor the place of the node in the limits.
-_RELEASE_WAITS = 5.0
 
 
 class Announcer:
@@ -42,7 +40,7 @@ class Announcer:
     async def announce_release(self, node_state: NodeState, node_uid: str, message: str) -> None:
         """Announce its release, and wait for that, but not long: the rest is in the background."""
         self.announce(node_state, node_uid, message, quarantined=False)
-        await self.settle(node_state, within=_RELEASE_WAITS)
+        await self.settle(node_state, within=RELEASE_WAITS)
 
     async def settle(self, node_state: NodeState, within: float | None = None) -> None:
         """Wait until all is announced, or for ``within`` seconds."""

@@ -38,7 +38,7 @@ from aggregator.quarantine.decide.node_marks import (
 )
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED
 from aggregator.quarantine.decide.overrides import Override
-from aggregator.quarantine.decide.plans.release import UNCORDONED
+from aggregator.quarantine.decide.plans.release import RELEASE_WAITS, UNCORDONED
 from aggregator.quarantine.decide.plans.release_reasons import NODE_ABSENT
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.release_checks import memory_change, release_hold, remember
@@ -49,8 +49,6 @@ from aggregator.runtime.interning import EMPTY
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: A release waits for the admission record for this long (seconds), and continues without it.
-RECORD_WITHIN = 5.0
 _WAITS = "the node is released; its admission record entry goes when the record can be used again"
 #: The objections to a release are checked again after this long (seconds).
 CHECK_AGAIN = 30.0
@@ -181,10 +179,10 @@ class ReleaseActions:
     async def entry(self, node: str) -> tuple[Entry | None, str]:
         """The node's entry, and why the record can't be used now; empty: it can."""
         try:
-            async with asyncio.timeout(RECORD_WITHIN):
+            async with asyncio.timeout(RELEASE_WAITS):
                 return await self._acts.record_writer.entry(node), ""
         except TimeoutError:
-            return None, f"the admission record gave no answer in {RECORD_WITHIN:g} s"
+            return None, f"the admission record gave no answer in {RELEASE_WAITS:g} s"
         except ClusterError as error:
             return None, str(error)
 

@@ -15,8 +15,8 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.policy.repairs import NEEDS_PERSON, REPAIRS, TEST
-from aggregator.quarantine.actions.release import RECORD_WITHIN
 from aggregator.quarantine.decide.operation_step import Do
+from aggregator.quarantine.decide.plans.release import RELEASE_WAITS
 from aggregator.quarantine.decide.repair import (
     RepairMode,
     busy_attempt,
@@ -110,7 +110,7 @@ class RepairRunner:
         if known.operation == coming:
             return
         with contextlib.suppress(ClusterError, TimeoutError):
-            async with asyncio.timeout(RECORD_WITHIN):
+            async with asyncio.timeout(RELEASE_WAITS):
                 there = await self._of.acts.cluster.operations.of(quarantine.node)
                 fresh = with_attempts(quarantine, there)
                 attempts = fresh.status.repair.attempts

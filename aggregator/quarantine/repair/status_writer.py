@@ -22,8 +22,8 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.actions.release import RECORD_WITHIN
 from aggregator.quarantine.decide.operation_step import NextOperation
+from aggregator.quarantine.decide.plans.release import RELEASE_WAITS
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details
 from aggregator.quarantine.state.node import NodeState
@@ -41,7 +41,7 @@ async def end_soon(writing: Awaitable[None], operation: str, node: str) -> None:
     that up: a later round of `OperationRetention` writes it.
     """
     try:
-        async with asyncio.timeout(RECORD_WITHIN):
+        async with asyncio.timeout(RELEASE_WAITS):
             await writing
     except (ClusterError, TimeoutError) as error:
         log.info(
@@ -50,7 +50,7 @@ async def end_soon(writing: Awaitable[None], operation: str, node: str) -> None:
                 "event": "repair.end_unwritten",
                 "node": node,
                 "operation": operation,
-                "error": str(error) or f"no answer in {RECORD_WITHIN:g} s",
+                "error": str(error) or f"no answer in {RELEASE_WAITS:g} s",
             },
         )
 

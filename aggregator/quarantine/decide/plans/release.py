@@ -15,6 +15,9 @@ from aggregator.quarantine.decide.plans.step import WAIT, NextStep
 
 RECOVERED = "recovered"
 UNCORDONED = "opened to new work by a person"
+#: A release waits for another write for this long (seconds), and continues without it: a server
+#: that is busy or refuses it holds up no release, nor the node's place in the limits.
+RELEASE_WAITS = 5.0
 
 
 class ReleaseStep(enum.StrEnum):
