@@ -329,9 +329,7 @@ def test_a_start_logs_each_bound_that_is_removed_and_not_accepted(
 
 @pytest.mark.parametrize(("given", "warns"), [("", True), ("access: {anonymous: true}", False)])
 def test_config_check_warns_of_a_page_that_is_open_because_its_key_is_not_given(
-    tmp_path: Path,
-    given: str,
-    warns: bool,  # noqa: FBT001
+    tmp_path: Path, given: str, *, warns: bool
 ) -> None:
     done = config_check(written(tmp_path, f"mode: cordon\n{given}\n"))
     assert done.returncode == 0

@@ -5,6 +5,7 @@ Its Node was deleted and created again in the same boot, or people have changed 
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,9 +149,15 @@ async def test_each_mark_removed_by_hand_is_reported_and_restored_after_the_grac
         def is_told(node: str, kind: str) -> bool:
             return bench.notes.kinds(node).count(kind) == 1
 
+        def lacks(node: str, mark: str) -> bool:
+            return missing(bench, node) == {mark}
+
+        def has_condition(node: str) -> bool:
+            return condition(bench, node) == "True"
+
         def is_settled(node: str) -> bool:
             trail = bench.controller.parts.registry.node_state(node).quarantine_view.trail
-            return condition(bench, node) == "True" and trail is None
+            return has_condition(node) and trail is None
 
         for node in nodes:
             bench.attach(node, snapshot(DISK))
@@ -161,20 +168,20 @@ async def test_each_mark_removed_by_hand_is_reported_and_restored_after_the_grac
         for node, (change, _) in removed.items():
             change(bench, node)
         for node, (_, name) in removed.items():
-            await until(lambda node=node, name=name: missing(bench, node) == {name})  # type: ignore[misc]
+            await until(partial(lacks, node, name))
             assert bench.fleet.node_summaries[node].quarantine_view.missing == (name,)
         bench.wall_offset += GRACE
         bench.later(GRACE, *nodes)
         await until(lambda: not any(missing(bench, node) for node in nodes))
         for node in nodes:
             assert {"key": TAINT, "value": "disk", "effect": "NoSchedule"} in taints(bench, node)
-            await until(lambda node=node: condition(bench, node) == "True")  # type: ignore[misc]
+            await until(partial(has_condition, node))
             meta = bench.plane.node(node)["metadata"]
             assert meta["labels"][LABEL] == "disk"
             assert '"unschedulable": true' in meta["annotations"][APPLIED]
             assert bench.status(node, "phase") == "Drained"
             assert is_told(node, "quarantine.marks_missing")
-            await until(lambda node=node: is_told(node, "quarantine.marks_restored"))  # type: ignore[misc]
+            await until(partial(is_told, node, "quarantine.marks_restored"))
             bench.says(node, WELL)
         bench.later(LONG, *nodes)
         await until(lambda: not any(bench.quarantine(node) for node in nodes))
