@@ -31,6 +31,8 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.status, self.version = 200, ""
+        #: Another body than the version's.
+        self.other = b""
         self.asked: list[str] = []
         outer = self
 
@@ -41,6 +43,7 @@ class ApiServer:
                 outer.asked.append(self.path)
                 of_version = self.path == "/version"
                 body = json.dumps({"gitVersion": outer.version} if of_version else {}).encode()
+                body = outer.other if of_version and outer.other else body
                 self.send_response(outer.status if of_version else 403)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -125,10 +128,17 @@ async def test_any_other_version_is_taken(
     assert len(api_server.asked) > 1
 
 
-async def test_a_version_that_may_not_be_read_is_logged_and_no_obstacle(
-    api_server: ApiServer, kubeconfig: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("status", "other"), [(403, b""), (200, b"<html>"), (200, b'{"a":' + 9_999 * b"[")]
+)
+async def test_a_version_that_can_not_be_read_is_logged_and_no_obstacle(
+    api_server: ApiServer,
+    kubeconfig: Path,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    other: bytes,
 ) -> None:
-    api_server.status = 403
+    api_server.status, api_server.other = status, other
     with caplog.at_level(logging.WARNING), pytest.raises(Refused):
         await start(kubeconfig)
     assert "does not report its version" in caplog.text

@@ -201,7 +201,7 @@ class Watch:
     def _read(self, line: bytes) -> WatchEvent | None:
         try:
             event = _EVENT.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Refused(
                 f"a watch of {self._kind.name} sent a line that is not an event: {error}"
             ) from error

@@ -6,6 +6,7 @@ import re
 import msgspec
 
 from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import decode
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import ClusterTooOld, NotFound, Refused
 
@@ -30,8 +31,8 @@ async def check_version(transport: Transport) -> str:
     """
     try:
         body = await transport.get(_PATH, Priority.RECORD)
-        text = msgspec.json.decode(body, type=_Info).gitVersion
-    except (Refused, NotFound, msgspec.DecodeError) as error:
+        text = decode(body, _Info).gitVersion
+    except (Refused, NotFound) as error:
         log.warning(
             "the API server does not report its version, so that it is not known to be new enough",
             extra={"path": _PATH, "oldest": describe(OLDEST), "error": str(error)},
