@@ -143,7 +143,7 @@ def test_without_its_rights_a_repairer_is_named_at_the_start_and_fails_with_the_
 ) -> None:
     name = given.node()["metadata"]["name"]
     stack = begin(name, remediation(given.space.namespace))
-    assert "repair.rights_missing" in stack.aggregator.log()
+    stack.until(lambda: "repair.rights_missing" in stack.aggregator.log(), "the missing rights")
     where = f"in namespace {given.space.namespace}"
     plural = "selfnoderemediations.self-node-remediation.medik8s.io"
     for verb in ("get", "create", "delete"):
